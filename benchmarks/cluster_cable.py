@@ -15,7 +15,8 @@ from pathlib import Path
 
 import psutil
 from about import about
-from cluster_faults import COMMAND, ENVIRONMENT, write
+from cluster_faults import write
+from cluster_processes import COMMAND, ENVIRONMENT
 
 PORT = 8786
 TOLD, PACE = 35.0, 0.95

@@ -14,24 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from about import about, table
+from cluster_config import write
 
 HERE = Path(__file__).parent
-DEMO = HERE.parent / "configs" / "demo"
-
-
-def write(folder: Path, rows: int, **cluster: Any) -> Path:
-    """Writes an input and a config; returns its path."""
-    (folder / "rows.jsonl").write_text("".join(json.dumps({"q": f"Tell me about thing {row}"}) + "\n" for row in range(rows)))
-    config: dict[str, Any] = {
-        "job": "generate",
-        "model": {"path": str(DEMO)},
-        "data": {"path": str(folder / "rows.jsonl")},
-        "prompt": {"text": "{{ q }}"},
-        "cluster": cluster,
-        "output": {"path": str(folder / "run")},
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder / "config.json"
 
 
 def start(config: Path) -> "subprocess.Popen[str]":
@@ -66,7 +51,11 @@ def seconds(paces: list[float], rows: int, room: int, lease_seconds: float) -> t
     """Runs the job; returns the seconds from the first worker that was ready to the last commit, and the share of rows begun again."""
     with tempfile.TemporaryDirectory(dir=".") as name:
         port = free_port()
-        config = write(Path(name).absolute(), rows, listen=f"127.0.0.1:{port}", min_workers=len(paces), lease_seconds=lease_seconds)
+        config = write(
+            Path(name).absolute(),
+            rows,
+            cluster={"listen": f"127.0.0.1:{port}", "min_workers": len(paces), "lease_seconds": lease_seconds},
+        )
         named = [{"name": f"w{number}", "pace": pace} for number, pace in enumerate(paces)]
         agents = [{"address": f"tcp://127.0.0.1:{port}", "room": room, "row_bytes": 100, **each} for each in named]
         processes, run = [start(config), start_agents(agents)], config.parent / "run"

@@ -1,97 +1,192 @@
 """Measures a run over workers of one BLAS thread each: two workers beside one, and one beside a plain run, by the real command.
 
-All have the same input and model, and run one after the other; a row of the table is a run. Seconds are those from
-the first loaded model to the last commit, so that starting counts for none; a second worker may load its model within them. ``steady``
-are the rows a second in the middle: from the first tenth of the rows to the last.
-Needs an idle machine of two cores or more. The last line is JSON.
+All do the same rows with the same model, in turns; a row of the table is the median of the turns. ``two plain`` are two plain runs at
+once, each with half of the rows: what the machine's cores give two processes that know nothing of each other, and so the most that two
+workers can reach. Seconds are those from the first loaded model to the last commit, so that starting counts for none; a second process
+may load its model within them. ``steady`` are the rows a second in the middle: from the first tenth of the rows to the last.
+CPU milliseconds a row are those of all processes in the same seconds; they hardly depend on what else the machine does. By default two
+workers have some 60 seconds of work, and a turn takes seven minutes. Needs an idle machine of two cores or more. The last line is JSON.
 """
 
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+import psutil
 from about import about, table
+from cluster_config import DEMO, write
 
-DEMO = Path(__file__).parents[1] / "configs" / "demo"
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("OPENBLAS_")} | {"OPENBLAS_NUM_THREADS": "1"}
+PROCESSES: tuple[str, ...] = ("driver", "agents", "engines")
 
 
-def write(folder: Path, model: Path, rows: int, tokens: int) -> Path:
-    """Writes an input and a config; returns its path."""
-    (folder / "rows.jsonl").write_text("".join(json.dumps({"q": f"Tell me about thing {row}"}) + "\n" for row in range(rows)))
-    config: dict[str, Any] = {
-        "job": "generate",
-        "model": {"path": str(model)},
-        "data": {"path": str(folder / "rows.jsonl")},
-        "prompt": {"text": "{{ q }}"},
-        "sampling": {"max_tokens": tokens, "temperature": 0},
-        "batch": {"rows": 32},
-        "output": {"path": str(folder / "run")},
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder / "config.json"
+@dataclass
+class Measured:
+    """A run. seconds: from the first loaded model to the last commit. steady: rows a second in the middle. cpu: seconds in them."""
+
+    seconds: float
+    steady: float | None
+    cpu: dict[str, float]
 
 
-def measured(config: Path, workers: int) -> tuple[float, float | None]:
-    """Runs the job; returns the seconds from the first loaded model to the last commit, and the rows a second in the middle.
+@dataclass
+class Watched:
+    """A process of the command that is being measured, and those below it. begun: when its first model was loaded."""
 
-    workers: 0 for a plain run.
-    """
-    run = config.parent / f"run-{workers}"
+    process: "subprocess.Popen[str]"
+    run: Path
+    told: list[tuple[float, int, int]] = field(default_factory=list[tuple[float, int, int]])
+    cpu: dict[int, tuple[str, float]] = field(default_factory=dict[int, tuple[str, float]])
+    before: dict[int, tuple[str, float]] = field(default_factory=dict[int, tuple[str, float]])
+    begun: float = 0.0
+
+    def listen(self) -> None:
+        """Notes what the run tells of its progress: when, the rows that are done, and all rows."""
+        assert self.process.stderr is not None
+        lines = (json.loads(line) for line in self.process.stderr if line.startswith("{"))
+        self.told.extend((time.time(), said["rows"], said["of"]) for said in lines)
+
+    def look(self) -> None:
+        """Reads the processor's seconds of each process, which are gone with it. After the last commit they count no more."""
+        if self.begun and is_complete(self.run):
+            return
+        with suppress(psutil.Error):
+            own = psutil.Process(self.process.pid)
+            for each in (own, *own.children(recursive=True)):
+                with suppress(psutil.Error):
+                    used = each.cpu_times()
+                    self.cpu[each.pid] = (kind_of(each, own), used.user + used.system)
+        if not self.begun and (self.run / "sessions.jsonl").exists():
+            self.begun, self.before = time.time(), dict(self.cpu)
+
+    def used(self) -> dict[str, float]:
+        """Returns the processor's seconds since the first model was loaded, by the kind of process."""
+        found = dict.fromkeys(PROCESSES, 0.0)
+        for process, (kind, seconds) in self.cpu.items():
+            found[kind] += seconds - self.before.get(process, (kind, 0.0))[1]
+        return found
+
+    def steady(self) -> float | None:
+        """Returns the rows a second in the middle."""
+        middle = [(when, rows) for when, rows, of in self.told if 0.1 * of <= rows <= 0.9 * of]
+        return (middle[-1][1] - middle[0][1]) / (middle[-1][0] - middle[0][0]) if len(middle) > 1 else None
+
+
+def is_complete(run: Path) -> bool:
+    """Returns True once the last row is in its part."""
+    commits = run / "commits.jsonl"
+    return commits.exists() and b'"complete"' in commits.read_bytes()[-1000:]
+
+
+def kind_of(process: psutil.Process, own: psutil.Process) -> str:
+    """Tells which of ``PROCESSES`` it is. A plain run is its own engine."""
+    command = process.cmdline()
+    if "worker" in command:
+        return "agents"
+    return "driver" if process == own and "--workers" in command else "engines"
+
+
+def measured(configs: list[Path], workers: int) -> Measured:
+    """Runs the job of each config, all at once. workers: 0 for plain runs."""
+    watched = [start(config, workers) for config in configs]
+    readers = [threading.Thread(target=each.listen) for each in watched]
+    for reader in readers:
+        reader.start()
+    while any(each.process.poll() is None for each in watched):
+        for each in watched:
+            each.look()
+        time.sleep(0.02)
+    for each in watched:
+        if each.process.returncode:
+            raise RuntimeError(f"{each.process.args}: exit code {each.process.returncode}")
+    for reader in readers:
+        reader.join()
+    seconds = max((each.run / "commits.jsonl").stat().st_mtime for each in watched) - min(each.begun for each in watched)
+    rates = [rate for each in watched if (rate := each.steady()) is not None]
+    cpu = {kind: sum(each.used()[kind] for each in watched) for kind in PROCESSES}
+    return Measured(seconds, sum(rates) if len(rates) == len(watched) else None, cpu)
+
+
+def start(config: Path, workers: int) -> Watched:
+    """Starts a run in a folder of its own."""
+    run = Path(tempfile.mkdtemp(dir=config.parent)) / "run"
     command = [sys.executable, "-m", "mlx_bulk.jobs", "run", str(config), "--output", str(run), "--json-progress"]
     command += ["--workers", str(workers)] if workers else []
-    process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    told: list[tuple[float, int, int]] = []
-    reader = threading.Thread(target=listen, args=(process, told))
-    reader.start()
-    while process.poll() is None and not (run / "sessions.jsonl").exists():
-        time.sleep(0.01)
-    begun = time.time()
-    if process.wait() != 0:
-        raise RuntimeError(f"{' '.join(command)}: exit code {process.returncode}")
-    reader.join()
-    middle = [(when, rows) for when, rows, of in told if 0.1 * of <= rows <= 0.9 * of]
-    steady = (middle[-1][1] - middle[0][1]) / (middle[-1][0] - middle[0][0]) if len(middle) > 1 else None
-    return (run / "commits.jsonl").stat().st_mtime - begun, steady
-
-
-def listen(process: "subprocess.Popen[str]", told: list[tuple[float, int, int]]) -> None:
-    """Notes what a run tells of its progress: when, the rows that are done, and all rows."""
-    assert process.stderr is not None
-    lines = (json.loads(line) for line in process.stderr if line.startswith("{"))
-    told.extend((time.time(), said["rows"], said["of"]) for said in lines)
+    return Watched(subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True), run)
 
 
 def main() -> None:
-    """Runs all three and prints the ratios."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=8000)
+    """Runs all in turns and prints the ratios."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=12_000)
     parser.add_argument("--tokens", type=int, default=32, help="new tokens a row")
+    parser.add_argument("--turns", type=int, default=1)
     parser.add_argument("--model", type=Path, default=DEMO)
     args = parser.parse_args()
+    sections = {
+        "model": {"path": str(args.model.absolute())},
+        "sampling": {"max_tokens": args.tokens, "temperature": 0},
+        "batch": {"rows": 32},
+    }
+    runs: dict[str, list[Measured]] = {"plain": [], "two plain": [], "1 worker": [], "2 workers": []}
     with tempfile.TemporaryDirectory(dir=".") as name:
-        config = write(Path(name).absolute(), args.model.absolute(), args.rows, args.tokens)
-        runs = {label: measured(config, workers) for label, workers in (("plain", 0), ("1 worker", 1), ("2 workers", 2))}
-    whole = {label: args.rows / took for label, (took, _) in runs.items()}
-    steady = {label: rate for label, (_, rate) in runs.items() if rate is not None}
+        root = Path(name).absolute()
+        whole, *halves = (
+            write(root / part, rows, **sections) for part, rows in (("all", args.rows), ("a", args.rows // 2), ("b", args.rows // 2))
+        )
+        for _ in range(args.turns):
+            runs["plain"].append(measured([whole], 0))
+            runs["two plain"].append(measured(halves, 0))
+            runs["1 worker"].append(measured([whole], 1))
+            runs["2 workers"].append(measured([whole], 2))
+    rates = {label: statistics.median(args.rows / each.seconds for each in turns) for label, turns in runs.items()}
+    told = {label: [each.steady for each in turns if each.steady is not None] for label, turns in runs.items()}
+    steady = {label: statistics.median(found) for label, found in told.items() if found}
+    cpu = {label: {kind: milliseconds(turns, kind, args.rows) for kind in PROCESSES} for label, turns in runs.items()}
     table(
-        {label: (f"{took:.1f}", f"{whole[label]:.1f}", f"{rate:.1f}" if rate else "") for label, (took, rate) in runs.items()},
-        ["seconds", "rows/s", "steady rows/s"],
+        {
+            label: (
+                f"{args.rows / rates[label]:.1f}",
+                f"{rates[label]:.1f}",
+                f"{steady[label]:.1f}" if label in steady else "",
+                *used.values(),
+            )
+            for label, used in cpu.items()
+        },
+        [
+            "seconds",
+            "rows/s",
+            "steady rows/s",
+            *(f"{kind}' CPU ms/row" if kind != "driver" else "driver's CPU ms/row" for kind in PROCESSES),
+        ],
     )
-    figures = {f"{name}{part}": ratio for part, rates in (("", whole), ("_steady", steady)) for name, ratio in ratios(rates).items()}
-    print(json.dumps({**figures, "seconds": {label: took for label, (took, _) in runs.items()}, "rows": args.rows, **about()}))
+    figures = {f"{name}{part}": ratio for part, found in (("", rates), ("_steady", steady)) for name, ratio in ratios(found).items()}
+    seconds = {label: [round(each.seconds, 2) for each in turns] for label, turns in runs.items()}
+    print(json.dumps({**figures, "seconds": seconds, "cpu_ms_a_row": cpu, "rows": args.rows, **about()}))
+
+
+def milliseconds(turns: list[Measured], kind: str, rows: int) -> float:
+    """Returns the processor's milliseconds that processes of a kind have used for a row."""
+    return round(1000 * statistics.median(each.cpu[kind] for each in turns) / rows, 3)
 
 
 def ratios(rates: dict[str, float]) -> dict[str, float]:
-    """Returns how much faster two workers are than one, and one than a plain run; nothing where a rate lacks."""
-    pairs = {"two_beside_one": ("2 workers", "1 worker"), "one_beside_plain": ("1 worker", "plain")}
+    """Returns how much faster each is than what it is set beside; nothing where a rate lacks."""
+    pairs = {
+        "two_beside_one": ("2 workers", "1 worker"),
+        "one_beside_plain": ("1 worker", "plain"),
+        "two_plain_beside_one": ("two plain", "plain"),
+        "two_workers_beside_two_plain": ("2 workers", "two plain"),
+    }
     return {name: round(rates[one] / rates[other], 3) for name, (one, other) in pairs.items() if {one, other} <= rates.keys()}
 
 

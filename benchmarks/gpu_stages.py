@@ -83,10 +83,10 @@ class Work:
         """Tokens of the longest row at its end."""
         return max(map(len, self.completing.prompts)) + (0 if self.kind == "score" else self.completing.new)
 
-    def bytes(self, variant: Variant) -> int:
-        """Of the weights and of the KV caches of all rows, without what is shared."""
+    def kv_bytes(self, variant: Variant) -> int:
+        """Of the KV caches of all rows, as if they shared nothing."""
         rows = 0 if self.kind == "score" else self.completing.rows
-        return variant.weight_bytes + rows * self.longest * variant.kv_bytes
+        return rows * self.longest * variant.kv_bytes
 
     def floor(self, limits: DeviceLimits, variant: Variant) -> float:
         """Seconds that a round takes at least, without what is shared."""

@@ -10,19 +10,16 @@ the working directory. The last line is JSON.
 import argparse
 import json
 import multiprocessing
-import os
 import random
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from about import about, table
+from peak_memory import peak_of
 
 WORDS = "the sea is long and my lord hath said that love will come again when night has gone from thee who art so fair".split()  # noqa: SIM905
-KILOBYTE = 1 if sys.platform == "darwin" else 1024  # what ru_maxrss counts in
 JOBS: dict[str, dict[str, Any]] = {
     "generate": {"job": "generate", "prompt": {"text": "{{ question }}"}, "sampling": {"max_tokens": 1, "temperature": 0}},
     "score": {"job": "score", "score": {"text": "{{ question }}"}},
@@ -45,18 +42,9 @@ def questions(rows: int) -> Iterator[str]:
 
 
 def run(job: str, rows: int, folder: Path) -> dict[str, float]:
-    """One run of the command: rows a second by its own account, and the peak of its memory."""
-    config, output = folder / "job.yaml", folder / f"run-{rows}"
+    """One run of the command."""
     source, model = {"path": str(folder / "rows.jsonl"), "limit": rows}, {"path": str(folder / "toy")}
-    config.write_text(json.dumps({**JOBS[job], "model": model, "data": source, "output": {"path": str(output)}}))
-    process = subprocess.Popen([sys.executable, "-m", "mlx_bulk.jobs", "run", str(config), "-q", "--no-supervised"])
-    _, status, usage = os.wait4(process.pid, 0)
-    if status:
-        raise SystemExit(f"mlx-bulk run ended with {os.waitstatus_to_exitcode(status)}; what it said stands above")
-    summary = json.loads((output / "summary.json").read_text())
-    assert summary["rows"] == rows, summary
-    seconds = summary["session"]["seconds"]
-    return {"rows": rows, "seconds": seconds, "rows_per_second": round(rows / seconds), "peak_mb": round(usage.ru_maxrss * KILOBYTE / 1e6)}
+    return peak_of(folder, rows, {**JOBS[job], "model": model, "data": source})
 
 
 def main() -> None:

@@ -18,16 +18,18 @@ from device_limits import DeviceLimits
 from external_peers import external
 from float32_check import Row, checked
 from gpu_stages import LEAST_NEW, Sizes, Stage, Work, fitted
+from mlx_bulk.configs.schema import BatchConfig
 from mlx_bulk.kernels import backend
-from mlx_bulk.runner.core.errors import OutOfRoom, first_line
+from mlx_bulk.kernels.sampling import logit_memory
+from mlx_bulk.runner.checks.engine_setup import ROWS
+from mlx_bulk.runner.core.errors import OutOfRoom, first_line, is_out_of_memory
 from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.layers.kv_cache import make_caches
-from mlx_bulk.runner.models.device_memory import is_out_of_memory
+from mlx_bulk.runner.models.device_memory import kv_bytes
 from mlx_bulk.runner.models.loader import LanguageModel
 from queued_steps import queued
 from random_models import mx
 
-MEMORY = 0.9  # of the device's, that weights and KV caches may take
 SHORTAGE = "out of memory"
 STEPWISE = "ours_step_by_step"
 AHEAD = "ahead" in {field.name for field in fields(Setup)}
@@ -43,8 +45,16 @@ def planned(stage: Stage, sizes: Sizes, limits: DeviceLimits) -> Work | str:
     work = fitted(stage.work(sizes), limits, stage.variant, min(LEAST_NEW, sizes.new))
     if work is None:
         return "a round would take too long on this device"
-    need, room = work.bytes(stage.variant), MEMORY * backend.memory_bytes()
-    return work if need <= room else f"weights and KV caches take {need / 1e9:.1f} GB of {room / 1e9:.1f}"
+    share, weights = BatchConfig().memory, stage.variant.weight_bytes
+    rows = ROWS[backend.device_name()] if work.kind == "score" else work.completing.rows
+    workspace = logit_memory.workspace(stage.variant.config["vocab_size"], rows)
+    try:  # the engine's own rule, so that all rows decode at once
+        room = kv_bytes(share, weights, workspace)
+    except OutOfRoom:
+        held = f"weights of {weights / 1e9:.1f} GB and a workspace of {workspace / 1e9:.1f} GB"
+        return f"{share:.3g} of the device's {backend.memory_bytes() / 1e9:.1f} GB does not hold {held}"
+    need = work.kv_bytes(stage.variant)
+    return work if need <= room else f"KV caches take {need / 1e9:.1f} GB, and weights and workspace leave {room / 1e9:.1f} GB"
 
 
 class Performance:

@@ -58,21 +58,22 @@ class EmbedConfig(JobConfig):
     @model_validator(mode="after")
     def _has_a_text(self) -> Self:
         if self.data.format == "openai":
-            if self.prompt.sources:
-                raise contradiction(
-                    f"prompt.{self.prompt.sources[0]}", "expected nothing, since lines of a Batch file bring their inputs; remove it"
-                )
+            sources = [*self.prompt.sources, *(["images"] if self.prompt.images is not None else [])]
+            if sources:
+                raise contradiction(f"prompt.{sources[0]}", "expected nothing, since lines of a Batch file bring their inputs; remove it")
             if self.embed.dtype != "float32":
                 raise contradiction(
                     "embed.dtype", f"found {self.embed.dtype}; expected float32, since lines of a Batch file are answered in it"
                 )
-        elif self.prompt.sources != ["text"]:
-            found = " and ".join(self.prompt.sources) or "no text"
-            raise contradiction("prompt", f"found {found}; expected text, the Jinja template of the text to embed")
-        for name, field in PromptConfig.model_fields.items():
-            if name != "text" and getattr(self.prompt, name) != field.default:
+        elif not self.prompt.sources and self.prompt.images is None:
+            expected = "text, the Jinja template of the text to embed; user or messages for a chat; images for pictures"
+            raise contradiction("prompt", f"found nothing to embed; expected {expected}")
+        for name in ("tools", "tool_choice", "parallel_tool_calls", "too_long"):
+            if getattr(self.prompt, name) != PromptConfig.model_fields[name].default:
                 cure = "embed.too_long says what happens to long texts" if name == "too_long" else "remove it"
-                raise contradiction(f"prompt.{name}", f"expected nothing, since an embedding job reads prompt.text alone; {cure}")
+                raise contradiction(f"prompt.{name}", f"expected nothing, since an embedding job completes no prompt; {cure}")
+        if self.prompt.system is not None and (self.embed.prompt or self.embed.prompt_name):
+            raise contradiction("prompt.system", "expected null, since embed.prompt is the system turn of a chat; remove one of them")
         for name, field in type(self.logprobs).model_fields.items():
             if getattr(self.logprobs, name) != field.default:
                 raise contradiction(f"logprobs.{name}", "expected nothing, since an embedding job computes no logprobs; remove it")

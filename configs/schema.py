@@ -61,7 +61,7 @@ def named_model(value: object) -> object:
 class PromptConfig(Section):
     """How a row becomes a prompt, where the job takes one: by text, messages or user, not by two of them."""
 
-    text: NameOrNull = Field(default=None, description="Raw text: a Jinja template over the row's columns, without a chat template.")
+    text: NameOrNull = Field(default=None, description="Jinja template of raw text; embedders whose files name messages put it in a turn.")
     messages: NameOrNull = Field(default=None, description="Column that holds chat messages ({role, content}).")
     user: NameOrNull = Field(default=None, description="Jinja template of a user turn, wrapped in the model's chat template.")
     system: TextOrNull = Field(default=None, description="Jinja template of the system turn before user.")
@@ -94,8 +94,9 @@ class PromptConfig(Section):
         if len(self.sources) > 1:
             raise contradiction("", f"found {' and '.join(self.sources)}; expected exactly one of text, messages, user")
         if self.system is not None and self.user is None:
-            place = "in the messages column" if self.messages else "in the text"
-            raise contradiction("system", f"expected null, since it goes with prompt.user only; put the system turn {place}")
+            place = "put the system turn in the messages column" if self.messages else "put the system turn in the text"
+            cure = place if self.sources else "use prompt.user, or in an embedding job embed.prompt"
+            raise contradiction("system", f"expected null, since it goes with prompt.user only; {cure}")
         if self.text is not None:
             for key in ("prefill", "chat_template", "chat_template_args", "tools"):
                 if getattr(self, key) not in (None, {}):
@@ -210,7 +211,7 @@ class JobConfig(Section):
     def _answers_requests(self) -> Self:
         if self.data.format == "openai" and self.job not in ("generate", "embed"):
             raise contradiction("data.format", f"found openai; expected another, since a job of the kind {self.job} answers no requests")
-        if self.prompt.images is not None and self.job in ("embed", "classify"):
+        if self.prompt.images is not None and self.job == "classify":
             raise contradiction("prompt.images", f"expected null, since a job of the kind {self.job} reads text alone; remove it")
         return self
 

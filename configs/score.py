@@ -12,7 +12,7 @@ from .schema import JobConfig, ModelConfig, PromptConfig, named_model
 
 KINDS = ("text", "completion", "choices", "messages")
 # The settings of `prompt` that apply to kinds without a prompt.
-OF_PROMPT: dict[str, tuple[str, ...]] = {"text": (), "messages": ("chat_template", "chat_template_args", "too_long")}
+OF_PROMPT: dict[str, tuple[str, ...]] = {"text": (), "messages": ("chat_template", "chat_template_args", "too_long", "images")}
 
 
 class ScoreSettings(Section):

@@ -1,4 +1,4 @@
-"""Compiles the C++ of ``csrc/library.cpp`` once for this machine's processor, keeps it in the user's cache, and calls it on arrays.
+"""Compiles the C++ of ``csrc/`` once for this machine's processor, keeps it in the user's cache, and calls it on arrays.
 
 ``library`` returns None where it cannot serve: on other devices, without g++. Knows nothing of what is computed.
 """
@@ -19,13 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import backend
-from .cpu.compilation import build_key, compiler_message, shared_library
+from .cpu.compilation import Build, build_key, compiler_message, shared_library
 from .cpu.vector_units import GENERIC, compiler_options, generic
 
 log = logging.getLogger("mlx_bulk")
 
 SOURCE = Path(__file__).with_name("csrc") / "library.cpp"
-HEADERS = sorted(SOURCE.parent.glob("*.h"))  # what it includes
+PRODUCTS = SOURCE.with_name("products.cpp")
+PRODUCTS_OPTIONS = ("-O2",)  # most of the work of compiling is here, and -O3 makes nothing of it faster
+HEADERS = sorted(SOURCE.parent.glob("*.h"))  # what they include
 # No fast math: NaN and infinities keep their meaning, and sums their order.
 COMMAND = ("g++", "-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-shared", "-fPIC", "-pthread")
 
@@ -99,7 +101,7 @@ def _serves() -> bool:
 def _compiled() -> tuple[Path, ExitStack]:
     """Returns the library's file, and what removes it where it cannot be kept. Raises as ``shared_library``."""
     with ExitStack() as opening:
-        path = shared_library(_sources(), _command(), backend.cache_folder("kernels"), opening)
+        path = shared_library(_build(), backend.cache_folder("kernels"), opening)
         return path, opening.pop_all()
 
 
@@ -124,7 +126,7 @@ def name() -> str:
     """Names all that decides the bits which the library computes; "none" without a library, "generic" where it is not wanted."""
     if generic():
         return GENERIC
-    return "none" if library() is None else build_key(_sources(), _command()) + (" in tiles" if tiles() else "")
+    return "none" if library() is None else build_key(_build()) + (" in tiles" if tiles() else "")
 
 
 class Traced(Exception):
@@ -188,9 +190,5 @@ def empty(shape: Sequence[int]) -> mx.array:
     return mx.array(np.empty(tuple(shape), np.float32))
 
 
-def _sources() -> list[Path]:
-    return [SOURCE, *HEADERS]
-
-
-def _command() -> list[str]:
-    return [*COMMAND, *compiler_options()]
+def _build() -> Build:
+    return Build({SOURCE: (), PRODUCTS: PRODUCTS_OPTIONS}, HEADERS, [*COMMAND, *compiler_options()])

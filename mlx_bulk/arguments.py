@@ -66,6 +66,23 @@ def as_texts(values: object, name: str) -> list[str]:
     return texts
 
 
+def as_texts_and_images(values: object, name: str) -> tuple[list[str | None], list[list[object]]]:
+    """Returns the text of each input, None without one, and its pictures. Raises TypeError for what is neither text nor such a mapping."""
+    texts: list[str | None] = []
+    images: list[list[object]] = []
+    for position, value in enumerate(_listed(values, name, "texts, or of mappings with text and image")):
+        given = {"text": value} if isinstance(value, str) else value
+        if not isinstance(given, Mapping) or not given or given.keys() - {"text", "image"}:
+            found = f"the keys {', '.join(map(str, given))}" if isinstance(given, Mapping) else type(value).__name__
+            raise TypeError(f"{name}[{position}]: found {found}; expected a string, or a mapping with text, image or both")
+        text, image = given.get("text"), given.get("image")
+        if not (text is None or isinstance(text, str)):
+            raise TypeError(f"{name}[{position}]: found {type(text).__name__} as text; expected a string")
+        texts.append(text)
+        images.append([] if image is None else list(image) if isinstance(image, list | tuple) else [image])
+    return texts, images
+
+
 def as_pairs(values: object, name: str) -> tuple[list[str], list[str]]:
     """Returns the first texts and the second texts of pairs. Raises TypeError for what is no list of pairs of texts."""
     firsts: list[str] = []

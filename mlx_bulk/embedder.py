@@ -1,4 +1,4 @@
-"""An embedding model in this process: texts in, one vector a text out, as a run of ``job: embed`` writes them."""
+"""An embedding model in this process: texts in, one vector a text out, as a run of ``job: embed`` writes them. Texts may have pictures."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from mlx_bulk.arguments import as_mapping, as_texts, names_nearest, require_progress
+from mlx_bulk.arguments import as_mapping, as_texts, as_texts_and_images, names_nearest, require_progress
 from mlx_bulk.configs.embed import EmbedConfig, Pooling
 from mlx_bulk.configs.load import load_config
 from mlx_bulk.jobs.embed.embed import EmbedJob
@@ -17,6 +17,8 @@ from mlx_bulk.runner.pipeline.progress_display import Show
 
 log = logging.getLogger("mlx_bulk")
 
+COLUMNS = ("text", "image")  # of the rows that inputs become; the second where the model reads pictures
+
 
 class Embedder:
     """A loaded embedding model, made by ``load_embedder``. It belongs to the thread that loaded it, as mlx's arrays do.
@@ -25,10 +27,10 @@ class Embedder:
     Nothing is written.
     """
 
-    def __init__(self, model: MemoryModel, values: Mapping[str, object], settings: Mapping[str, object]):
-        """Takes a model that ``load_embedder`` has loaded, and the settings that each call begins from."""
-        self._model, self._values, self._settings = model, values, settings
-        self._job = EmbedJob(model.parts(_config(values, settings), ["text"]))
+    def __init__(self, model: MemoryModel, values: Mapping[str, object], settings: Mapping[str, object], *, images: bool = False):
+        """Takes a model that ``load_embedder`` has loaded, and the settings that each call begins from. images: it reads pictures."""
+        self._model, self._values, self._settings, self._images = model, values, settings, images
+        self._job = EmbedJob(model.parts(_config(values, settings), COLUMNS[: 1 + images]))
 
     @property
     def dimensions(self) -> int:
@@ -48,7 +50,7 @@ class Embedder:
     @names_nearest
     def embed(
         self,
-        texts: Sequence[str],
+        texts: Sequence[str | Mapping[str, object]],
         *,
         prompt_name: str | None = None,
         prompt: str | None = None,
@@ -58,6 +60,9 @@ class Embedder:
     ) -> Floats:
         """Embeds texts, and returns their vectors [n, D] float32 in their order.
 
+        Where the model was loaded with ``images=True``, one may be a mapping: {"image": …}, {"text": …, "image": …}, with a path, bytes, a
+        data URL or a list of these as image.
+
         prompt_name: one of the model's prompts, such as "query", which goes before each text; prompt: such a text itself, "" for none.
         Without either the model's default prompt is taken, where it has one. too_long: what becomes of a text of more tokens than
         ``max_length``; None cuts it, most often on the right. on_error: the first text that cannot be embedded raises; with "quarantine"
@@ -66,13 +71,15 @@ class Embedder:
         Raises BulkError: ConfigError for settings that are wrong, DataError for a text that fails with ``on_error="fail"``, OutOfRoom
         where the device's memory does not hold one text. TypeError for what is no list of texts, RuntimeError in another thread.
         """
-        rows = as_texts(texts, "texts")
+        columns: dict[str, Sequence[object]] = (
+            dict(zip(COLUMNS, as_texts_and_images(texts, "texts"), strict=True)) if self._images else {"text": as_texts(texts, "texts")}
+        )
         require_progress(progress)
         asked = {"prompt_name": prompt_name, "prompt": prompt, "too_long": too_long}
         settings = {**self._settings, **{name: value for name, value in asked.items() if value is not None}}
         config = self._model.checked({**self._values, "embed": settings, "on_error": on_error}, EmbedConfig)
-        done = self._model.run(config, EmbedJob, {"text": rows}, progress)
-        return _vectors(done, len(rows), self.dimensions)
+        done = self._model.run(config, EmbedJob, columns, progress)
+        return _vectors(done, len(columns["text"]), self.dimensions)
 
 
 @names_nearest
@@ -87,12 +94,15 @@ def load_embedder(
     revision: str | None = None,
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto",
     trust_remote_code: bool = False,
+    images: bool = False,
     batch: BatchOptions | None = None,
 ) -> Embedder:
     """Loads an embedding model: a folder of sentence-transformers, an encoder such as BERT, or a language model.
 
     path: a local folder or a hub id. pooling, normalize, dimensions (of a vector: the first numbers are kept) and max_length (tokens) as
     in ``embed`` of a config; None is as the model's own files say. dtype: that of the weights; vectors are float32. batch: as in ``load``.
+    images: inputs may have pictures, for a vision model; texts and pictures go through its chat template, as in docs/images.md, and paths
+    lead to files below the working directory.
 
     Raises BulkError: ConfigError for arguments that are wrong, ModelError for a model that cannot be loaded, OutOfRoom for one that
     memory does not hold.
@@ -102,13 +112,14 @@ def load_embedder(
         "job": "embed",
         "model": model,
         "data": {"path": "memory", "keep": "none"},
-        "prompt": {"text": "{{ text }}"},
+        "prompt": {"user": "{{ text or '' }}", "images": "image"} if images else {"text": "{{ text }}"},
         "batch": as_mapping(batch, "batch", '{"memory": 0.4}'),
         "output": {"path": "memory"},
     }
     asked = {"pooling": pooling, "normalize": normalize, "dimensions": dimensions, "max_length": max_length}
     settings = {name: value for name, value in asked.items() if value is not None}
-    return Embedder(MemoryModel(_config(values, settings), EmbedJob, ["text"]), values, settings)
+    loaded = MemoryModel(_config(values, settings), EmbedJob, COLUMNS[: 1 + images], images=images)
+    return Embedder(loaded, values, settings, images=images)
 
 
 def _config(values: Mapping[str, object], settings: Mapping[str, object]) -> EmbedConfig:

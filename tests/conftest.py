@@ -5,10 +5,12 @@ Oracle tests run where their libraries are, and always where CI asks for them.
 """
 
 import gc
+import importlib.metadata
 import importlib.util
 import logging
 import os
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # as many processes as cores: threads o
 # Importing it opens the BLAS, which reads the variable then.
 from mlx_bulk.kernels import backend
 
-settings.register_profile("no deadline", parent=settings(), deadline=None)  # a shared machine is slow at times
-settings.load_profile("no deadline")
+# A shared machine is slow at times. Each run draws other examples: fewer at once show as much in the end.
+settings.register_profile("shared machine", parent=settings(), deadline=None, max_examples=50)
+settings.load_profile("shared machine")
 backend.prepare()
 # Tests change model files under way: what a run of them remembers is for no one else. The hub's files stay where they are.
 os.environ.setdefault("HF_HOME", str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface"))
@@ -34,9 +37,23 @@ os.environ["XDG_CACHE_HOME"] = _remembered.name
 backend.cache_folder("kernels").parent.mkdir(parents=True)
 backend.cache_folder("kernels").symlink_to(_kernels, target_is_directory=True)
 
+# Installed packages stay as they are, and each of some thousand runs reads the metadata of nine.
+importlib.metadata.version = cache(importlib.metadata.version)
+
 # These import mlx, and so come behind the backend.
+from mlx_bulk.jobs.report import report  # noqa: E402
+
 from .checkpoints import loaded, write_checkpoint  # noqa: E402
 from .jobs.support.bench import Bench  # noqa: E402
+from .work_units import UnitScheduling  # noqa: E402
+
+_draw_report = report.report_at_end
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> UnitScheduling | None:
+    """Keeps tests together that share a fixture; a ``--dist`` of the command line wins."""
+    return UnitScheduling(config, log) if config.getoption("dist") == "load" else None
 
 
 def pytest_collection_finish() -> None:
@@ -44,11 +61,18 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def log_report_line(folder: Path) -> None:
+    """Prints a run's line on its report without drawing the report, which takes a second."""
+    logging.getLogger("mlx_bulk").info("report: %s", folder / "report.html")
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skips a test of the CPU's own path elsewhere, and an oracle test without the libraries of the extra.
 
-    With MLX_BULK_ORACLE=1 an oracle test without its libraries fails instead.
+    With MLX_BULK_ORACLE=1 an oracle test without its libraries fails instead. Hundreds of tests run jobs, many in fixtures of a whole
+    module, which come behind this: reports at their ends are drawn for tests that are marked ``draws`` alone.
     """
+    report.report_at_end = log_report_line if item.get_closest_marker("draws") is None else _draw_report
     if (only := item.get_closest_marker("cpu_path")) is not None and not backend.on_cpu_path():
         (why,) = only.args
         pytest.skip(f"only where our own kernels compute: {why}")
@@ -57,18 +81,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for library in ("torch", "lm_eval", "accelerate", "sentence_transformers", "mteb"):
         if importlib.util.find_spec(library) is None:
             pytest.skip(f"{library} is not installed; pip install -e '.[oracle]'")
-
-
-def log_report_line(folder: Path) -> None:
-    """Prints a run's line on its report without drawing the report, which takes a second."""
-    logging.getLogger("mlx_bulk").info("report: %s", folder / "report.html")
-
-
-@pytest.fixture(autouse=True)
-def _no_report_at_the_end(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hundreds of tests run jobs; those marked ``draws`` are about the report at their end."""
-    if request.node.get_closest_marker("draws") is None:
-        monkeypatch.setattr("mlx_bulk.jobs.report.report.report_at_end", log_report_line)
 
 
 @pytest.fixture(autouse=True)

@@ -22,20 +22,13 @@ from mlx_bulk.runner.vision.image_embedding import read_pictures_with
 from mlx_bulk.runner.vision.picture_reader import sees_pictures_both_ways
 from numpy.typing import NDArray
 
-VOCABULARY, IMAGE, START, END = 300, 290, 292, 293
+from . import vision_configs
+from .vision_configs import END, START, VOCABULARY
+from .vision_configs import PLACEHOLDER as IMAGE
+
 GEMMA_TOKENS, GEMMA_SIZE = 4, 56
 WINDOW = 12
-TEXT: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-}
+TEXT = vision_configs.TEXT | {"tie_word_embeddings": False}
 PATCHES: dict[str, Any] = {
     "depth": 4,
     "hidden_size": 64,

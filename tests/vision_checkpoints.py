@@ -4,8 +4,7 @@ Weights are spread, so that a wrong mask, position or feature moves logprobs by 
 """
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,88 +12,7 @@ import numpy as np
 from mlx_bulk.runner.core.images import ImageTable, PromptImage
 from numpy.typing import NDArray
 
-VOCABULARY, PLACEHOLDER, START, END = 300, 290, 292, 293
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "idefics3", "smolvlm", "llava")
-TEXT: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-6,
-}
-QWEN: dict[str, Any] = {"image_token_id": PLACEHOLDER, "video_token_id": 291, "vision_start_token_id": START, "vision_end_token_id": END}
-QWEN_TOWER: dict[str, Any] = {"hidden_size": 64, "num_heads": 4, "spatial_merge_size": 2, "temporal_patch_size": 2, "in_channels": 3}
-TOWER: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "image_size": 56,
-    "patch_size": 14,
-}
-SECTIONS: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
-IN_TURNS: dict[str, Any] = SECTIONS | {"mrope_section": [3, 3, 2], "mrope_interleaved": True}
-
-
-def _qwen2(hf: Any) -> tuple[Any, Any]:
-    vision = QWEN_TOWER | {"depth": 3, "embed_dim": 64, "patch_size": 14, "mlp_ratio": 2}
-    text = TEXT | {"rope_parameters": SECTIONS, "tie_word_embeddings": False}
-    return hf.Qwen2VLForConditionalGeneration, hf.Qwen2VLConfig(text_config=text, vision_config=vision, **QWEN)
-
-
-def _qwen25(hf: Any) -> tuple[Any, Any]:
-    more = {
-        "depth": 4,
-        "intermediate_size": 96,
-        "patch_size": 14,
-        "out_hidden_size": 64,
-        "window_size": 56,
-        "fullatt_block_indexes": [1, 3],
-    }
-    text = TEXT | {"rope_parameters": SECTIONS, "tie_word_embeddings": False}
-    return hf.Qwen2_5_VLForConditionalGeneration, hf.Qwen2_5_VLConfig(text_config=text, vision_config=QWEN_TOWER | more, **QWEN)
-
-
-def _qwen3(hf: Any) -> tuple[Any, Any]:
-    more: dict[str, Any] = {"depth": 4, "intermediate_size": 96, "patch_size": 16, "out_hidden_size": 64, "num_position_embeddings": 64}
-    more["deepstack_visual_indexes"] = [0, 1, 2]
-    text = TEXT | {"head_dim": 16, "rope_parameters": IN_TURNS, "tie_word_embeddings": False}
-    return hf.Qwen3VLForConditionalGeneration, hf.Qwen3VLConfig(text_config=text, vision_config=QWEN_TOWER | more, **QWEN)
-
-
-def _gemma3(hf: Any) -> tuple[Any, Any]:
-    text = TEXT | {"hidden_size": 96, "head_dim": 16, "num_hidden_layers": 7, "sliding_window": 12, "query_pre_attn_scalar": 16}
-    vision, marks = TOWER | {"vision_use_head": False}, {"boi_token_index": START, "eoi_token_index": END}
-    config = hf.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4, image_token_index=PLACEHOLDER, **marks)
-    return hf.Gemma3ForConditionalGeneration, config
-
-
-def _idefics3(hf: Any, name: str = "Idefics3") -> tuple[Any, Any]:
-    text = TEXT | {"model_type": "llama", "pad_token_id": 0}
-    settings: dict[str, Any] = {"image_token_id": PLACEHOLDER, "scale_factor": 2, "pad_token_id": 0, "tie_word_embeddings": False}
-    config = getattr(hf, f"{name}Config")(text_config=text, vision_config=TOWER, **settings)
-    return getattr(hf, f"{name}ForConditionalGeneration"), config
-
-
-def _llava(hf: Any) -> tuple[Any, Any]:
-    vision = TOWER | {"model_type": "clip_vision_model", "num_hidden_layers": 3, "projection_dim": 64}
-    settings: dict[str, Any] = {"image_token_index": PLACEHOLDER, "image_seq_length": 16, "vision_feature_layer": -2}
-    config = hf.LlavaConfig(vision_config=vision, text_config=TEXT | {"model_type": "llama"}, **settings)
-    return hf.LlavaForConditionalGeneration, config
-
-
-MAKERS: dict[str, Callable[[Any], tuple[Any, Any]]] = {
-    "qwen2_vl": _qwen2,
-    "qwen2_5_vl": _qwen25,
-    "qwen3_vl": _qwen3,
-    "gemma3": _gemma3,
-    "idefics3": _idefics3,
-    "smolvlm": lambda hf: _idefics3(hf, "SmolVLM"),
-    "llava": _llava,
-}
+from .vision_configs import MAKERS, PLACEHOLDER, VOCABULARY, in_grids, made_pixels
 
 
 @dataclass
@@ -104,35 +22,34 @@ class VisionModel:
     family: str
     folder: Path
     model: Any
+    truths: dict[bytes, NDArray[np.float64]] = field(default_factory=dict[bytes, NDArray[np.float64]])
 
     @property
     def in_grids(self) -> bool:
-        """Whether pictures have as many tokens as their size asks for; else all have as many."""
-        return self.family.startswith("qwen")
+        """Whether pictures have positions in rows and columns."""
+        return in_grids(self.family)
 
     def picture(self, table: ImageTable, height: int, width: int, seed: int) -> PromptImage:
         """A picture of noise of so many tokens in height and width, where the family knows sizes."""
-        noise = np.random.default_rng(seed)
-        if self.in_grids:
-            size = self.model.config.vision_config.patch_size
-            pixels = noise.standard_normal((4 * height * width, 3 * 2 * size * size)).astype(np.float32)
-            inputs = {"pixel_values": pixels, "image_grid_thw": np.array([[1, 2 * height, 2 * width]], np.int64)}
-            tokens, grid = height * width, (1, height, width)
-        else:
-            pixels = noise.standard_normal((1, 3, 56, 56)).astype(np.float32)
-            inputs = {"pixel_values": pixels[None] if self.family in ("idefics3", "smolvlm") else pixels}
-            tokens = 16 if self.family == "llava" else 4
-            grid = (1, 1, tokens)
+        inputs, tokens = made_pixels(self.family, self.model.config, height, width, seed)
+        grid = (1, height, width) if self.in_grids else (1, 1, tokens)
         return table.register(f"{self.family} {height} {width} {seed}", tokens, grid, lambda: dict(inputs))
 
     def logprobs(self, ids: NDArray[np.int32], table: ImageTable) -> NDArray[np.float64]:
-        """transformers' float32 log-softmax [T, V] of a row by itself, in one call."""
+        """transformers' float32 log-softmax [T, V] of a row by itself, in one call. Remembered, by what the row's pictures are."""
+        pictures = [f"{part.image.digest} {part.indices.tolist()}" for part in table.images_in(ids[None])]
+        key = table.plain(ids).tobytes() + "".join(pictures).encode()
+        if key not in self.truths:
+            self.truths[key] = self._logprobs(ids, table)
+        return self.truths[key]
+
+    def _logprobs(self, ids: NDArray[np.int32], table: ImageTable) -> NDArray[np.float64]:
         import torch  # pyright: ignore[reportMissingImports]  (the extra oracle has it)
 
         plain = torch.tensor(table.plain(ids)[None].astype(np.int64))
         feed: dict[str, Any] = {"input_ids": plain, "attention_mask": torch.ones_like(plain)}
         types = (plain == PLACEHOLDER).long()
-        if self.family == "gemma3":
+        if self.family in ("gemma3", "paligemma"):
             feed["token_type_ids"] = types
         if self.in_grids:
             feed["mm_token_type_ids"] = types
@@ -140,13 +57,28 @@ class VisionModel:
         made = [table.image_of(i).inputs() for i in begins]
         if made:
             along = 1 if self.family in ("idefics3", "smolvlm") else 0
-            feed["pixel_values"] = torch.tensor(np.concatenate([one["pixel_values"] for one in made], axis=along))
-            if self.in_grids:
-                feed["image_grid_thw"] = torch.tensor(np.concatenate([one["image_grid_thw"] for one in made]))
+            feed |= {name: torch.tensor(together([one[name] for one in made], along)) for name in made[0]}
         with torch.no_grad():
             logits = self.model(**feed).logits[0].double().numpy()
         logits -= logits.max(-1, keepdims=True)
         return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+def embedding_scale(family: str, config: Any) -> float:
+    """The spread of a token's embedding. Gemma's body multiplies by the root of the width, and its head is the embedding.
+
+    With 1 there, a token's logit for itself is over 100: its model repeats the last token for sure, whatever stands before.
+    """
+    if family == "aya_vision":  # its head is its embedding, too
+        return 0.25
+    return config.text_config.hidden_size**-0.5 if family == "gemma3" else 1.0
+
+
+def together(arrays: list[NDArray[Any]], along: int) -> NDArray[Any]:
+    """Puts pictures' arrays behind each other; smaller ones are padded at their ends, as processors do."""
+    most = np.max([array.shape for array in arrays], axis=0)
+    padded = [np.pad(a, [(0, 0 if axis == along else most[axis] - a.shape[axis]) for axis in range(a.ndim)]) for a in arrays]
+    return np.concatenate(padded, axis=along)
 
 
 def write_vision_model(
@@ -158,7 +90,7 @@ def write_vision_model(
 
     made, config = MAKERS[family](transformers)
     config.text_config.vocab_size, config.image_token_id = vocabulary, placeholder
-    if hasattr(config.vision_config, "image_size"):
+    if isinstance(getattr(config.vision_config, "image_size", None), int) and config.vision_config.model_type != "pixtral":
         config.vision_config.image_size = image_size
     torch.manual_seed(0)
     model = made._from_config(config, attn_implementation="eager")
@@ -169,7 +101,7 @@ def write_vision_model(
             if weight.ndim < 2:
                 weight.add_(0.1 * noise)
             else:
-                weight.copy_(noise if "embed_tokens" in name else noise * 1.2 / weight[0].numel() ** 0.5)
+                weight.copy_(noise * (embedding_scale(family, config) if "embed_tokens" in name else 1.2 / weight[0].numel() ** 0.5))
     model.float().eval().save_pretrained(folder)
     return VisionModel(family, folder, model)
 

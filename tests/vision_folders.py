@@ -11,7 +11,8 @@ from PIL import Image
 from transformers import AutoTokenizer
 
 from .checkpoints import copy_tokenizer
-from .vision_checkpoints import MAKERS
+from .vision_checkpoints import embedding_scale
+from .vision_configs import MAKERS
 
 QWEN_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{% if message.content is string %}{{ message.content }}"
@@ -36,12 +37,33 @@ SPECIAL = {
     "qwen": ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"],
     "llava": ["<image>"],
     "gemma3": [],
+    "internvl": [],
+    "pixtral": ["[IMG]", "[IMG_BREAK]", "[IMG_END]"],
+    "aya_vision": ["<image>", "<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_PATCH|>", "<|IMG_LINE_BREAK|>", "TILE", "TILE_GLOBAL"],
     "idefics": _IDEFICS,
 }
-NAMED = {"gemma3": {"image_token": "<image_soft_token>", "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"}}
-FAMILY = {"qwen2_vl": "qwen", "qwen2_5_vl": "qwen", "qwen3_vl": "qwen", "idefics3": "idefics", "smolvlm": "idefics"}
-MARKS = {"qwen": "<|image_pad|>", "llava": "<image>", "gemma3": "<start_of_image>", "idefics": "<image>"}
-SIZE = 28
+NAMED = {
+    "gemma3": {"image_token": "<image_soft_token>", "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"},
+    "internvl": {
+        "start_image_token": "<img>",
+        "end_image_token": "</img>",
+        "context_image_token": "<IMG_CONTEXT>",
+        "video_token": "<video>",
+    },
+}
+_QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+FAMILY = {"idefics3": "idefics", "smolvlm": "idefics", "mistral3": "pixtral"} | dict.fromkeys(_QWEN, "qwen")
+MARKS = {
+    "qwen": "<|image_pad|>",
+    "llava": "<image>",
+    "gemma3": "<start_of_image>",
+    "idefics": "<image>",
+    "internvl": "<IMG_CONTEXT>",
+    "pixtral": "[IMG]",
+    "aya_vision": "<image>",
+}
+FEATURES = {"gemma3": "<image_soft_token>", "aya_vision": "<|IMG_PATCH|>"}  # where another token carries the features
+SIZE, TILE = 28, 56
 
 
 def write_vision_folder(folder: Path, kind: str = "qwen2_vl") -> Path:
@@ -49,7 +71,7 @@ def write_vision_folder(folder: Path, kind: str = "qwen2_vl") -> Path:
 
     Kinds are those of FAMILY, llava and gemma3. Files are as on the hub: preprocessor_config.json, and the processor's own settings.
     """
-    family = FAMILY.get(kind, kind)
+    kind, family = kind.partition(" ")[0], family_of(kind)
     folder.mkdir(parents=True, exist_ok=True)
     copy_tokenizer(folder)
     hf = AutoTokenizer.from_pretrained(folder, **({"extra_special_tokens": NAMED[family]} if family in NAMED else {}))
@@ -58,9 +80,9 @@ def write_vision_folder(folder: Path, kind: str = "qwen2_vl") -> Path:
     hf.chat_template = templates.get(family, _PARTS_TEMPLATE.replace("MARK", MARKS[family]))
     hf.save_pretrained(folder)
     images, processor, config = _settings(kind, family)
-    feature = NAMED.get(family, {}).get("image_token", MARKS[family])
-    config["image_token_id" if family in ("qwen", "idefics") else "image_token_index"] = hf.convert_tokens_to_ids(feature)
-    config |= {"model_type": kind, "vocab_size": len(hf)}
+    feature = FEATURES.get(family, MARKS[family])
+    config["image_token_id" if family in ("qwen", "idefics", "internvl") else "image_token_index"] = hf.convert_tokens_to_ids(feature)
+    config |= {"model_type": "llava" if kind == "pixtral" else kind, "vocab_size": len(hf)}
     (folder / "preprocessor_config.json").write_text(
         json.dumps({"do_rescale": True, "do_normalize": True, "do_convert_rgb": True, **images})
     )
@@ -70,12 +92,18 @@ def write_vision_folder(folder: Path, kind: str = "qwen2_vl") -> Path:
     return folder
 
 
+def family_of(kind: str) -> str:
+    """The kinds that share tokens, templates and processors with a kind; what it says of its text model does not count."""
+    bare = kind.partition(" ")[0]
+    return FAMILY.get(bare, bare)
+
+
 def _settings(kind: str, family: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """The settings of the image processor, of the processor around it, and of the model."""
     config: dict[str, Any] = {"vision_config": {"patch_size": 14}}
     square = {"height": SIZE, "width": SIZE}
     if family == "qwen":
-        patch = 16 if kind == "qwen3_vl" else 14
+        patch = 16 if kind.startswith("qwen3") else 14
         images: dict[str, Any] = {"patch_size": patch, "merge_size": 2, "temporal_patch_size": 2}
         size = {"shortest_edge": 4 * patch * patch, "longest_edge": 48 * patch * patch}
         return {"image_processor_type": "Qwen2VLImageProcessor", "size": size, **images}, {}, config
@@ -85,6 +113,15 @@ def _settings(kind: str, family: str) -> tuple[dict[str, Any], dict[str, Any], d
     if family == "gemma3":
         images = {"image_processor_type": "Gemma3ImageProcessor", "size": square, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
         return images, {"processor_class": "Gemma3Processor", "image_seq_length": 4}, config
+    if family in ("internvl", "aya_vision"):
+        images = {"image_processor_type": "GotOcr2ImageProcessor", "size": {"height": TILE, "width": TILE}, "max_patches": 3}
+        images |= {"crop_to_patches": True, "min_patches": 1}
+        if family == "internvl":
+            return images, {"processor_class": "InternVLProcessor", "image_seq_length": 4}, config
+        return images, {"processor_class": "AyaVisionProcessor", "patch_size": 14, "img_size": TILE, "downsample_factor": 2}, config
+    if family == "pixtral":
+        images = {"image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": 4 * SIZE}, "patch_size": 14}
+        return images, {"processor_class": "PixtralProcessor", "patch_size": 14, "spatial_merge_size": 1 + (kind == "mistral3")}, config
     name = {"idefics3": "Idefics3", "smolvlm": "SmolVLM"}[kind]
     images = {
         "image_processor_type": f"{name}ImageProcessor",
@@ -114,7 +151,7 @@ def write_vision_model(folder: Path, kind: str) -> Any:
         ("vision_start_token_id", "<|vision_start|>"),
         ("vision_end_token_id", "<|vision_end|>"),
     ):
-        if FAMILY.get(kind) == "qwen":
+        if family_of(kind) == "qwen":
             setattr(config, name, hf.convert_tokens_to_ids(token))
     config.text_config.bos_token_id = config.text_config.eos_token_id = 2
     torch.manual_seed(0)
@@ -122,7 +159,8 @@ def write_vision_model(folder: Path, kind: str) -> Any:
     with torch.no_grad():
         for name, values in model.named_parameters():
             if values.ndim >= 2:
-                values.copy_(torch.randn(values.shape) * (1.0 if "embed_tokens" in name else 1.2 / values[0].numel() ** 0.5))
+                spread = embedding_scale(kind, config) if "embed_tokens" in name else 1.2 / values[0].numel() ** 0.5
+                values.copy_(torch.randn(values.shape) * spread)
     model.save_pretrained(folder)
     return model
 

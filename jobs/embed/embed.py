@@ -21,11 +21,11 @@ from ...runner.pool_engine.pooler import Pooler
 from ...runner.pooling.hidden_size import hidden_size
 from ...runner.pooling.sentence_folder import SentenceFolder, read_sentence_folder
 from ...runner.pooling.spec import PoolingSpec, embedding_spec
-from ...runner.text.prompt_templates import Columns, compile_template
-from ..generate.prompt_encoding import require_vocabulary
+from ...runner.text.prompt_templates import compile_prompt
 from .calibration import COLUMN, read_ranges
 from .openai_texts import EmbeddingLines
 from .pooling_choice import chosen_head
+from .prompt_inputs import PromptInputs, with_a_turn
 from .text_choice import chosen_inputs
 from .text_inputs import TextInputs
 from .vector_statistics import embed_closing, embed_statistics
@@ -40,12 +40,14 @@ class EmbedJob:
 
     def __post_init__(self) -> None:
         _ = self.pooling, self.inputs, self.schema  # raises where the model does not allow what the config asks
+        if self.config.data.format != "openai":
+            _ = self._prompts
 
     @staticmethod
     def check(config: EmbedConfig, columns: Collection[str]) -> None:
-        """Parses the template, and checks that ``columns``, if there are any, hold those that it reads."""
+        """Parses the templates, and checks that ``columns``, if there are any, hold those that they read."""
         if config.data.format != "openai":
-            compile_template(config.prompt.text or "", "prompt.text", columns)
+            compile_prompt(with_a_turn(config.prompt), columns)
 
     @cached_property
     def config(self) -> EmbedConfig:
@@ -103,9 +105,7 @@ class EmbedJob:
         """Returns the row's one request. Raises RowError."""
         if self._lines is not None:
             return [self._lines.request(row)]
-        one, cut = self.inputs.encode(self._text(row.columns))
-        require_vocabulary(one.ids, self.parts.vocabulary, "the text")
-        return [PoolRequest(row.position, (one,), truncated=int(cut))]
+        return [self._prompts.request(row)]
 
     @cached_property
     def inputs(self) -> TextInputs:
@@ -118,11 +118,11 @@ class EmbedJob:
         if self.config.data.format != "openai":
             return None
         head = chosen_head(self.config.embed.model_copy(update={"dimensions": 1}), self.folder, self.parts.checkpoint.config)
-        return EmbeddingLines(self.parts, self.inputs, self.pooling.dimensions, head.normalize)
+        return EmbeddingLines(self.parts, self._prompts, self.pooling.dimensions, head.normalize)
 
     @cached_property
-    def _text(self) -> Callable[[Columns], str]:
-        return compile_template(self.config.prompt.text or "", "prompt.text", self.parts.columns)
+    def _prompts(self) -> PromptInputs:
+        return PromptInputs(self.parts, self.inputs, self.folder)
 
     # ------------------------------------------------------------------------------------------- outcome -> record
 
@@ -154,7 +154,7 @@ class EmbedJob:
     def record(self, row: Row, request: PoolRequest, outcome: Outcome) -> dict[str, Any]:
         """Returns an embedded row as the schema's columns. Raises RowError for a vector that its type cannot hold."""
         assert isinstance(outcome, Pooled), "only pooled rows become records"
-        values: dict[str, Any] = {"row": row.position, "key": row.key, "input": row.columns}
+        values: dict[str, Any] = {"row": row.position, "key": row.key, "input": self.parts.kept_columns(row)}
         if self._lines is not None:
             values |= {COLUMN: self._lines.vectors(row, outcome.values), "request": self._lines.repeated(row)}
         else:

@@ -20,7 +20,7 @@ from ..openai.endpoints import EMBEDDING_ENDPOINTS, EMBEDDINGS
 from ..openai.refusal import RequestRefused
 from ..openai.request import model_named
 from ..terminal.tables import count_text
-from .text_inputs import TextInputs
+from .prompt_inputs import PromptInputs
 
 log = logging.getLogger("mlx_bulk")
 
@@ -31,7 +31,7 @@ class EmbeddingLines:
     inputs: encodes texts. size: the numbers of the model's vector. unit: vectors that are cut are divided by their length again.
     """
 
-    def __init__(self, parts: Parts, inputs: TextInputs, size: int, unit: bool):
+    def __init__(self, parts: Parts, inputs: PromptInputs, size: int, unit: bool):
         """Logs once what the file's lines ask for in vain."""
         assert isinstance(parts.config, EmbedConfig)
         self._parts, self._config, self._inputs, self._size, self._unit = parts, parts.config, inputs, size, unit
@@ -71,7 +71,7 @@ class EmbeddingLines:
     def _encoded(self, one: str | tuple[int, ...], place: int, of: int) -> tuple[TokenInput, bool]:
         which = f"input[{place}]" if of > 1 else "input"
         try:
-            encoded = self._inputs.encode(one) if isinstance(one, str) else self._ids(one)
+            encoded = self._inputs.text(one) if isinstance(one, str) else self._ids(one)
             require_vocabulary(encoded[0].ids, self._parts.vocabulary, "it")
         except RowError as error:
             raise RequestRefused(which, "context_length_exceeded" if error.stage == "too_long" else "invalid_value", str(error)) from None
@@ -79,12 +79,12 @@ class EmbeddingLines:
 
     def _ids(self, ids: tuple[int, ...]) -> tuple[TokenInput, bool]:
         """Returns token ids as they are: without a prompt and special tokens, cut at the config's side."""
-        whole, most = np.array(ids, np.int32), self._inputs.max_length
+        whole, most = np.array(ids, np.int32), self._inputs.texts.max_length
         if most is None or len(whole) <= most:
             return TokenInput(whole), False
-        if self._inputs.too_long == "error":
-            raise RowError("too_long", f"found {len(whole)} token ids; the model takes {most}")
-        return TokenInput(whole[:most] if self._inputs.too_long == "truncate_right" else whole[-most:]), True
+        if self._inputs.texts.too_long == "error":
+            raise RowError("too_long", f"found {len(whole)} token ids; {self._inputs.texts.longest}")
+        return TokenInput(whole[:most] if self._inputs.texts.too_long == "truncate_right" else whole[-most:]), True
 
 
 def _warnings(census: RequestCensus, model: str, *, any_model: bool) -> Iterator[str]:

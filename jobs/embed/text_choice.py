@@ -17,6 +17,7 @@ def chosen_inputs(settings: EmbedSettings, folder: SentenceFolder, parts: Parts)
         folder.lower_case,
         _max_length(settings.max_length, folder.max_length, _positions(parts)),
         settings.too_long or ("error" if parts.config.data.format == "openai" else _cut_side(parts)),
+        settings.max_length is not None,
     )
     around = sum(inputs.special_tokens)
     if inputs.max_length is not None and inputs.max_length <= around:

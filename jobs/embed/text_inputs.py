@@ -25,7 +25,7 @@ class TextInputs:
     """Encodes texts behind one prompt.
 
     prompt: stands before each text, empty for none. pooled_prompt: pooling counts its tokens too. lowercase: texts are made lower case
-    first. max_length: most tokens of an input, None for any number; ``too_long`` says what happens to more.
+    first. max_length: most tokens of an input, None for any number; ``too_long`` says what happens to more. own_length: the config sets it.
     """
 
     tokenizer: Tokenizer
@@ -34,6 +34,7 @@ class TextInputs:
     lowercase: bool = False
     max_length: int | None = None
     too_long: TooLong = "truncate_right"
+    own_length: bool = False
 
     def encode(self, text: str) -> tuple[TokenInput, bool]:
         """Returns the input, and whether it was cut. Raises RowError where nothing is left to pool, or the text is too long."""
@@ -42,10 +43,14 @@ class TextInputs:
             raise RowError("tokenize", "the text is empty, and this tokenizer puts no special tokens around it; there is nothing to embed")
         whole = len(ids)
         ids = self.fit(ids)
+        return TokenInput(ids, start=self.start(ids)), len(ids) < whole
+
+    def start(self, ids: Ids) -> int:
+        """Returns the first of ``ids`` that pooling counts. Raises RowError where none is left."""
         if self._start >= len(ids):
             taken = f"the prompt takes {self._start} of the {len(ids)} tokens"
             raise RowError("tokenize", f"nothing is left to pool: {taken}, and this model's pooling leaves the prompt out")
-        return TokenInput(ids, start=self._start), len(ids) < whole
+        return self._start
 
     def fit(self, ids: Ids) -> Ids:
         """Returns ids [T] with special tokens around cut to ``max_length``; these stay. Raises RowError where they may not be cut."""
@@ -53,11 +58,16 @@ class TextInputs:
             return ids
         before, after = self.special_tokens
         if self.too_long == "error":
-            cure = "shorten it, or set embed.too_long to truncate_right"
-            raise RowError("too_long", f"the text has {len(ids)} tokens, and the model takes {self.max_length}; {cure}")
+            cure = f"{'raise it, shorten the text,' if self.own_length else 'shorten it,'} or set embed.too_long to truncate_right"
+            raise RowError("too_long", f"the text has {len(ids)} tokens, and {self.longest}; {cure}")
         keep, end = self.max_length - before - after, len(ids) - after
         body = ids[before : before + keep] if self.too_long == "truncate_right" else ids[end - keep : end]
         return np.concatenate([ids[:before], body, ids[end:]])
+
+    @property
+    def longest(self) -> str:
+        """Says how many tokens an input may have, and by whose word."""
+        return f"{'embed.max_length is' if self.own_length else 'the model takes'} {self.max_length}"
 
     @cached_property
     def special_tokens(self) -> tuple[int, int]:

@@ -18,11 +18,10 @@ import pyarrow as pa
 from ...configs.errors import BulkError, ConfigError
 from ...configs.eval import EvalConfig
 from ...configs.fields import nearest
-from ...runner.core.errors import DataError, OutOfRoom
+from ...runner.core.errors import DataError, OutOfRoom, is_out_of_memory
 from ...runner.core.host_process import HostProcess
 from ...runner.files.atomic import replacing
 from ...runner.files.file_stamp import sha256
-from ...runner.models.device_memory import is_out_of_memory
 from ...runner.runs.run_dir import RunDir, Start
 from .figures import figures_table
 from .request_audit import RESULT_FILES

@@ -14,9 +14,9 @@ from ...configs.errors import ConfigError
 from ...configs.schema import GenerateConfig
 from ...runner.answers.answer import Answer, AnswerReader
 from ...runner.answers.call_grammar import JSON_CALLS, call_grammar, why_no_call_grammar
+from ...runner.answers.completion_text import CompletionText
 from ...runner.answers.reasoning_marks import ReasoningMarks, find_reasoning_marks
 from ...runner.answers.sections import Marks, find_sections, literal
-from ...runner.answers.spelling import Spelling
 from ...runner.answers.thinking_guide import ThinkingGuidance
 from ...runner.answers.tool_format import ToolFormat, find_tool_format
 from ...runner.answers.tools import ToolChoice, tool_names
@@ -207,7 +207,7 @@ class CompletionAnswers:
 
     def answer(self, request: Request, outcome: Generated, length: int) -> Answer:
         """Returns the parts of a completion. length: of its text as the record has it, in code points."""
-        return self._reader.read(Spelling.of(self._parts.tokenizer, request.work.sampling, outcome, length), request.work.reading)
+        return self._reader.read(CompletionText.of(self._parts.tokenizer, request.work.sampling, outcome, length), request.work.reading)
 
     def forced(self, request: Request, outcome: Generated) -> NDArray[np.bool_]:
         """Returns which of a completion's tokens were forced, to end its reasoning [N]."""

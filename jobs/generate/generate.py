@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from ...configs.errors import ConfigError
 from ...configs.schema import GenerateConfig
-from ...runner.answers.spelling import ended_by_id
+from ...runner.answers.completion_text import ended_by_id
 from ...runner.core.arrays import Ids
 from ...runner.core.errors import RowError
 from ...runner.core.grammar_spec import GrammarSpec

@@ -182,7 +182,7 @@ def _memory(plan: Plan) -> Iterator[tuple[str, str]]:
         kept = size_as_text(plan.config.batch.image_memory * 1e9)
         yield (
             "",
-            f"{size_as_text(plan.tower_bytes)} of the weights read pictures; {kept} more are kept for their features (batch.image_memory)",
+            f"{size_as_text(plan.tower_bytes)} of the weights read pictures; their features take up to {kept} more (batch.image_memory)",
         )
     bits = plan.config.batch.kv_bits
     if bits is not None:

@@ -7,7 +7,7 @@ import logging
 import os
 from pathlib import Path
 
-from ...configs.errors import BulkError
+from ...configs.errors import BulkError, ConfigError
 from ...runner.files.atomic import atomic_write, make_folder
 from ...runner.files.disk_space import room_on
 from ...runner.runs.run_files import is_sweep
@@ -24,14 +24,15 @@ log = logging.getLogger("mlx_bulk")
 def write_report(run: Path, to: Path | None = None) -> Path:
     """Writes the report of the run directory or sweep folder ``run``, whole, and says where: ``to``, or report.html in it.
 
-    Raises RunDirError where it is neither, where a committed part is missing or damaged, and OutOfRoom.
+    Raises RunDirError where it is neither, where a committed part is missing or damaged, ConfigError where ``to`` is there and no
+    regular file, and OutOfRoom.
     """
     page = sweep_page(run) if is_sweep(run) else eval_page(run) if is_evaluation(run) else run_page(run)
     return _written(page, RunPaths(run).report if to is None else to)
 
 
 def report_of_pair(a: Path, b: Path, to: Path) -> Path:
-    """Writes the comparison of two runs to ``to``. Raises as ``report``."""
+    """Writes the comparison of two runs to ``to``. Raises as ``write_report``."""
     return _written(pair_page(a, b), to)
 
 
@@ -59,6 +60,8 @@ def say_left_out(folder: Path, why: str) -> None:
 def _written(page: Page, to: Path) -> Path:
     content = render_page(page)
     target = to / "report.html" if to.is_dir() else to
+    if target.exists() and not target.is_file():  # writing renames over it: a device would be gone
+        raise ConfigError(f"{target} is there and is no regular file (a folder, a device, a pipe); name another file")
     with room_on(target.parent):
         make_folder(target.parent)
         atomic_write(target, content, f".{os.getpid()}")

@@ -55,7 +55,7 @@ def thumbnails(run: Path, stored: Json, rows: Iterable[int]) -> Thumbnails:
                     found.rows[row].append({"why": f"and {len(named) - _OF_ROW:,} more"})
     except (BulkError, OSError, ValueError) as error:
         log.warning("report: pictures are not shown: %s", error)
-        found.note = f" Pictures are not there any more: {error}."
+        found.note = f" Pictures are not shown: {error}."
     return found
 
 
@@ -78,7 +78,7 @@ class _Maker:
                     return {"why": "the page shows no more pictures: it would grow too large"}
                 self.known[digest] = self._added(read_picture(data, "picture", self.most_pixels))
         except (RowError, BulkError, OSError) as error:
-            return {"why": f"picture not there any more: {shorten(str(error).removeprefix('picture: '), _REASON)}"}
+            return {"why": f"picture not shown: {shorten(str(error).removeprefix('picture: '), _REASON)}"}
         url, width, height = self.known[digest]
         which = f"picture {at + 1} of {count}" if count > 1 else "the picture"
         return {"picture": url, "width": width, "height": height, "alt": f"{which} of row {row:,}"}

@@ -63,6 +63,8 @@ class ScoreJob:
         for name, template in (("text", score.text), ("completion", score.completion)):
             if template is not None:
                 compile_template(template, f"score.{name}", columns)
+        if score.messages is not None and config.prompt.images is not None:
+            require_column(columns, config.prompt.images, "prompt.images")
         for name, path in (("choices", score.choices), ("messages", score.messages), ("group_by", score.group_by)):
             if path is not None:
                 require_column(columns, path, f"score.{name}")
@@ -198,13 +200,16 @@ class ScoreJob:
         return request
 
     def _chats(self) -> Callable[[Row], ScoreRequest]:
-        path, too_long, tokenizer = self.config.score.messages or "", self.config.prompt.too_long, self.parts.tokenizer
+        path, too_long = self.config.score.messages or "", self.config.prompt.too_long
+        tokenizer, encoder = self.parts.tokenizer, self.parts.pictures
         if not tokenizer.marks_turns:
             raise ConfigError(_no_marks_message(own=tokenizer.chat_template is not None, has=tokenizer.has_chat_template))
 
         def request(row: Row) -> ScoreRequest:
-            turns = tokenizer.encode_turns(read_messages(row.columns, path))
-            return text_request(row.position, fit_chat(turns, tokenizer.bos, self._context, too_long))
+            messages = read_messages(row.columns, path, encoder is not None)
+            pictures = None if encoder is None else RowPictures(encoder, row, self.config.prompt, None)
+            turns = tokenizer.encode_turns(messages) if pictures is None else pictures.turns_of(messages, path)
+            return text_request(row.position, fit_chat(turns, tokenizer.bos, self._context, too_long), turns.prompt.images)
 
         return request
 

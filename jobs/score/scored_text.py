@@ -114,6 +114,9 @@ def fit_chat(turns: AssistantTurns, bos: int | None, context: int | None, too_lo
     n = int(np.flatnonzero(scored)[-1]) + 1 if scored.any() else 0
     if context is None or n <= context + 1:
         return whole
+    if pictures := len(turns.prompt.images):
+        found = f"the chat has {n} tokens to the end of the assistant's last turn, with {pictures} picture{'s' * (pictures != 1)}"
+        raise RowError("too_long", f"{found}, and the context takes {context} and one more; a chat with pictures is never cut")
     if too_long == "error":
         raise too_long_error(f"the chat has {n} tokens to the end of the assistant's last turn", context)
     if too_long == "truncate_right":

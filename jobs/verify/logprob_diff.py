@@ -11,6 +11,7 @@ from ...runner.core.arrays import Floats
 from ...runner.files.checked_json import json_number
 from ...runner.rescore.logprob_gap import LARGEST, MEAN, LogprobGap
 from ..terminal.tables import count_text
+from .lost_records import LostRecords
 
 ALL = "all"
 
@@ -20,8 +21,8 @@ class LogprobComparison:
     """Differences by (policy, figure). ``how``: the way the other logprobs were computed; ``float32``: whether bounds apply.
 
     exact: none may differ at all (deterministic mode, replayed). diverged: records that got other tokens, compared up to the first
-    of them; left_out: records whose figure cannot be computed again, by the reason. kv_bits: of the run's keys and values, None where
-    they were not quantized; those that were have no bounds.
+    of them; left_out: records whose figure cannot be computed again, by the reason; lost: records whose rows no longer give what they
+    gave. kv_bits: of the run's keys and values, None where they were not quantized; those that were have no bounds.
     """
 
     how: str
@@ -32,12 +33,20 @@ class LogprobComparison:
     diverged: int = 0
     differences: dict[tuple[str, str], LogprobGap] = field(default_factory=dict[tuple[str, str], LogprobGap])
     left_out: dict[str, int] = field(default_factory=dict[str, int])
+    lost: LostRecords = field(default_factory=LostRecords)
+
+    @property
+    def incomparable(self) -> bool:
+        """True where there are records and no token of them could be compared: nothing can be said, so nothing is well."""
+        return bool(self.lost or self.diverged) and not any(each.tokens for each in self.differences.values())
 
     @property
     def passed(self) -> bool:
-        """True when all differences are allowed, or nothing is promised."""
+        """True when all differences are allowed, or nothing is promised; never where nothing could be compared."""
+        if self.incomparable:
+            return False
         if self.exact:
-            return not self.diverged and all(each.largest == 0 for each in self.differences.values())
+            return not self.diverged and not self.lost and all(each.largest == 0 for each in self.differences.values())
         return not self.float32 or self.kv_bits is not None or all(each.within for each in self.differences.values())
 
     def add(self, policy: str, figure: str, stored: Floats, other: Floats) -> None:
@@ -71,7 +80,7 @@ def comparison_as_json(comparison: LogprobComparison) -> Mapping[str, object]:
         "passed": comparison.passed,
         "records": comparison.records,
         "diverged": comparison.diverged,
-        "left_out": comparison.left_out,
+        "left_out": comparison.left_out | comparison.lost.counts(),
         "differences": rows,
     }
 
@@ -88,6 +97,7 @@ def comparison_as_text(comparison: LogprobComparison) -> str:
             f"{'':<9}{policy:<16} {figure:<18}{each.tokens:>10,} tokens  mean |Δ| {mean:.1e}  max |Δ| {each.largest:.1e}  k3 {k3:.1e}"
         )
     lines += [f"{'':<9}left out: {count_text(count, 'record')}: {reason}" for reason, count in sorted(comparison.left_out.items())]
+    lines += comparison.lost.lines()
     if comparison.diverged:
         lines.append(f"{'':<9}{count_text(comparison.diverged, 'record')} came to other tokens; they are compared up to there")
     return "\n".join([*lines, _verdict(comparison)])
@@ -101,9 +111,14 @@ def _by_version(item: tuple[tuple[str, str], LogprobGap]) -> tuple[bool, int, st
 
 
 def _verdict(comparison: LogprobComparison) -> str:
+    if comparison.incomparable:
+        changed = "; put the input back as it was" if comparison.lost else ""
+        return f"nothing could be compared, so nothing is verified{changed}"
     if not comparison.differences:
         none_yet = "no record is finished yet (a shard's are there once all its rows are done)"
         return f"nothing to compare: {'no record has logprobs' if comparison.records else none_yet}"
+    if comparison.exact and comparison.lost:
+        return "not known to be the same to the bit: without the records left out, batches are not the run's; put the input back as it was"
     if comparison.exact:
         return "the same to the bit" if comparison.passed else "not the same to the bit, which batch.deterministic promises"
     bounds = f"max {LARGEST:.0e}, mean {MEAN:.0e}"

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from ...runner.core.outcomes import Generated, Outcome
 from ...runner.core.requests import AnyRequest
 from ...runner.engine.setup import Setup
-from ...runner.pipeline.stored_model import StoredInput, run_model
+from ...runner.pipeline.stored_model import CHANGED_PICTURE, StoredInput, run_model
 from ...runner.rescore.stored_records import StoredRecord, stored_records
 from ..kinds import KINDS
 from .logprob_diff import LogprobComparison
@@ -59,7 +59,9 @@ class _Replay:
             for outcome in engine.run(lambda wait: next(windows, None), lambda: False):
                 self._compare(outcome)
                 bar.update()
-        self.comparison.diverged += len(self.pending)  # decoding gave no such outcome
+        for record in self.pending.values():
+            self.comparison.lost.add("decoding gives no such completion now", record.row)
+        self.pending.clear()
 
     def _windows(self, records: Callable[[], Iterator[list[StoredRecord]]]) -> Iterator[list[AnyRequest]]:
         """Yields the requests of each shard with records: in deterministic mode of all its rows, else of the records' rows."""
@@ -70,7 +72,11 @@ class _Replay:
             mine = {(self._position(record), record.sample): record for record in theirs}
             self.pending |= mine
             positions = {position for position, _ in mine}
-            rows = (row for row in own if self.setup.static or row.position in positions)
+            rows = [row for row in own if self.setup.static or row.position in positions]
+            changed = {row.position for row in rows if self.input.picture_changed(row)}
+            for place in [place for place in mine if place[0] in changed]:
+                self.comparison.lost.add(CHANGED_PICTURE, self.pending.pop(place).row)
+            rows = [row for row in rows if row.position not in changed]
             requests = (request for row in rows for request in self.input.requests(row))
             if window := [request for request in requests if self.check(request) is None]:
                 yield window

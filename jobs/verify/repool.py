@@ -11,7 +11,7 @@ import numpy as np
 from ...runner.core.outcomes import Pooled
 from ...runner.core.requests import AnyRequest, Row
 from ...runner.engine.interface import one_window
-from ...runner.pipeline.stored_model import PoolingRun, run_pooling_model
+from ...runner.pipeline.stored_model import CHANGED_PICTURE, PoolingRun, run_pooling_model
 from ...runner.store.results import read_results
 from ..kinds import KINDS
 from .vector_diff import VectorComparison, stored_as
@@ -31,9 +31,12 @@ def repool_run(run: Path) -> VectorComparison:
         loaded = found.load()
         kind, logits = stored_as(schema.field(column).type), column == "logits"
         comparison = VectorComparison(column, kind, logits, loaded.float32, found.input.layout.rows)
-        again = _computed(found, loaded, rows, column)
+        changed = {row.position for row in rows if found.input.picture_changed(row)}
+        again = _computed(found, loaded, [row for row in rows if row.position not in changed], column)
         for batch in read_results(found.run, ["row", column]):
             positions = batch.column("row").to_numpy()
+            for row in sorted(changed.intersection(positions.tolist())):
+                comparison.lost.add(CHANGED_PICTURE, row)
             for at in np.flatnonzero(np.isin(positions, list(again))):
                 comparison.add(_numbers(batch.column(column)[int(at)].as_py()), _numbers(again[int(positions[at])]))
         return comparison

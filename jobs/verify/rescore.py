@@ -32,10 +32,7 @@ def rescore_run(run: Path) -> LogprobComparison:
         for name, label, setup in model.policies(loaded):
             for records in tqdm(stored_records(model.run, model.config, name), unit=" batches", disable=None, leave=False):
                 if stored is not None and images is not None:
-                    anew = stored.with_pictures(records)
-                    for _ in range(len(records) - len(anew)):
-                        comparison.leave_out("logprobs: the row gives another prompt now")
-                    records = anew  # noqa: PLW2901
+                    records = stored.with_pictures(records, comparison.lost.add)  # noqa: PLW2901
                 _compare(setup, records, label, comparison)
         return comparison
 

@@ -4,7 +4,7 @@ Knows no models and no files.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +12,7 @@ import pyarrow as pa
 from ...runner.core.arrays import Floats
 from ...runner.files.checked_json import json_number
 from ..terminal.tables import count_text
+from .lost_records import LostRecords
 
 LOGIT, SHARE = 1e-4, 1e-5  # float32's promises for the same tokens in other batches: of a logit, and of an embedding's length
 HALF = 2.0**-10  # two roundings of a float16
@@ -22,7 +23,8 @@ class VectorComparison:
     """Differences of ``records`` vectors that stand in ``column`` as numbers of ``stored_as``.
 
     logits: they are a classifier's. float32: the model computes in it, so bounds apply. of: the run's rows. largest: the largest |Δ|;
-    worst: the largest of it over what is allowed. other: records whose numbers are not the same to the bit.
+    worst: the largest of it over what is allowed. other: records whose numbers are not the same to the bit. lost: records whose rows no
+    longer give what they gave.
     """
 
     column: str
@@ -34,6 +36,7 @@ class VectorComparison:
     other: int = 0
     largest: float = 0.0
     worst: float = 0.0
+    lost: LostRecords = field(default_factory=LostRecords)
 
     @property
     def bounded(self) -> bool:
@@ -42,7 +45,9 @@ class VectorComparison:
 
     @property
     def passed(self) -> bool:
-        """True when all differences are allowed, or nothing is promised."""
+        """True when all differences are allowed, or nothing is promised; never where all records are lost."""
+        if self.lost and not self.records:
+            return False
         return not self.bounded or self.worst <= 1.0
 
     def add(self, stored: Floats, other: Floats) -> None:
@@ -80,16 +85,19 @@ def vectors_as_json(comparison: VectorComparison) -> Mapping[str, object]:
         "records": comparison.records,
         "other": comparison.other,
         "max": json_number(comparison.largest),
+        "left_out": comparison.lost.counts(),
     }
 
 
 def vectors_as_text(comparison: VectorComparison) -> str:
     """Returns the comparison as a line, and the verdict."""
+    if not comparison.records and comparison.lost:
+        return "\n".join([*comparison.lost.lines(), "nothing could be compared, so nothing is verified; put the input back as it was"])
     if not comparison.records:
         return "nothing to compare: no record is finished yet (a shard's are there once all its rows are done)"
     same = "all the same to the bit" if not comparison.other else f"max |Δ| {comparison.largest:.1e} in {comparison.column}"
     spread = f" of {count_text(comparison.of, 'row')}, spread evenly" if comparison.records < comparison.of else ""
-    lines = [f"{'anew':<9}{count_text(comparison.records, 'record')}{spread}: {same}"]
+    lines = [f"{'anew':<9}{count_text(comparison.records, 'record')}{spread}: {same}", *comparison.lost.lines()]
     bound = f"{LOGIT:.0e} a logit" if comparison.logits else f"{SHARE:.0e} of a vector's length"
     if comparison.stored_as == "halffloat":
         bound += ", and the rounding of float16"

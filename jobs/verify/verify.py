@@ -73,10 +73,11 @@ def require_recomputable(run: Path, how: str) -> None:
             raise RunDirError(f"{run}: is a run of job: {job}, which decodes nothing; --rescore computes some of its vectors again")
         return
     if job not in ("generate", "rollout"):
-        done = {"rescore": "scored anew", "replay": "decoded again"}[how]
+        completions = "only completions can be decoded again (generate, rollout)"
+        can = completions if how == "replay" else "only records of generate, rollout, embed and classify can be computed again"
         kind = "an evaluation" if job == "eval" else f"a run of job: {job}"
         anew = "; mlx-bulk eval CONFIG --overwrite asks the model anew" if job == "eval" else ""
-        raise RunDirError(f"{run}: is {kind}; only completions can be {done} (generate, rollout). Verify it without --{how}{anew}.")
+        raise RunDirError(f"{run}: is {kind}; {can}. Verify it without --{how}{anew}.")
 
 
 def verify_exit_code(audit: Audit, recomputed: Recomputed | None = None) -> int:

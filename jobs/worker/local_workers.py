@@ -26,12 +26,13 @@ log = logging.getLogger("mlx_bulk")
 
 @dataclass(slots=True)
 class _LocalWorker:
-    """A worker's process, and how often it has died since it finished a row. away: it is not started again."""
+    """A worker's process, and how often it has died since it finished a row. away: it is not started again. joined: the driver."""
 
     number: int
     process: subprocess.Popen[bytes]
     deaths: int = 0
     away: bool = False
+    joined: bool = False
 
     @property
     def name(self) -> str:
@@ -55,6 +56,11 @@ class LocalWorkers:
         """The exit codes of workers that have left already."""
         return [each.process.returncode for each in self._workers if each.process.poll() is not None]
 
+    def note_joined(self, worker: str) -> None:
+        """Notes that a worker with this name in messages has joined the driver."""
+        for each in self._workers:
+            each.joined |= worker.startswith(f"{each.name}-")
+
     def note_row(self, worker: str) -> None:
         """Notes that a worker with this name in messages has finished rows."""
         for each in self._workers:
@@ -71,7 +77,7 @@ class LocalWorkers:
             each.away = code in LEAVES or each.deaths >= MOST_DEATHS
             if not each.away:
                 log.warning("%s %s: it is started again", each.name, _ended(code))
-                each.process = self._start(each.number)
+                each.process, each.joined = self._start(each.number), False
             elif code not in LEAVES:
                 often = f"{each.deaths} times without a finished row, the last time it {_ended(code)}"
                 log.warning("%s has ended %s: it is not started again", each.name, often)
@@ -86,7 +92,13 @@ class LocalWorkers:
         )
 
     def end(self) -> None:
-        """Waits until the workers, which the driver has dismissed, have left; ends those that do not."""
+        """Waits until the workers, which the driver has dismissed, have left; ends those that do not.
+
+        Those that have not joined yet, as one that was just started again, are not waited for: they would look for the driver first.
+        """
+        for each in self._workers:
+            if not each.joined and each.process.poll() is None:
+                each.process.terminate()
         for end in (lambda process: None, subprocess.Popen[bytes].terminate, subprocess.Popen[bytes].kill):
             deadline = monotonic() + END_SECONDS
             for each in self._workers:

@@ -94,9 +94,10 @@ class OtherRanks:
         self._watching.start()
 
     def kill(self) -> None:
-        """Ends the ranks at once."""
+        """Ends the ranks, and does not wait for ssh, which may hang."""
         for rank in self._ranks:
-            rank.kill()
+            rank.killed = True
+            threading.Thread(target=rank.kill, name="kill").start()
 
     def end(self) -> GroupEnd:
         """Waits until all ranks have ended, and returns what ended them."""

@@ -1,6 +1,6 @@
 """A fleet some of whose workers were started by this process: it starts those again that die."""
 
-from ...runner.cluster.interface import Event, Fleet, Told
+from ...runner.cluster.interface import Event, Fleet, Joined, Told
 from ...runner.cluster.messages import Frames, ToWorker
 from .local_workers import LocalWorkers
 
@@ -23,7 +23,9 @@ class TendedFleet:
         """See ``Fleet``. Looks after the workers of this machine, too."""
         events = self._fleet.events(timeout)
         for event in events:
-            if isinstance(event, Told) and isinstance(event.message, Frames) and event.message.resolved:
+            if isinstance(event, Joined):
+                self._local.note_joined(event.worker)
+            elif isinstance(event, Told) and isinstance(event.message, Frames) and event.message.resolved:
                 self._local.note_row(event.worker)
         self._local.tend()
         return events

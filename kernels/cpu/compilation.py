@@ -1,4 +1,7 @@
-"""Compiles C++ once for this machine's processor and keeps the library. Knows nothing of what the library computes."""
+"""Compiles C++ once for this machine's processor and keeps the library. Knows nothing of what the library computes.
+
+The units of a library, its files ``.cpp``, are compiled beside each other, each in a process of its own, and linked after.
+"""
 
 import hashlib
 import logging
@@ -6,30 +9,42 @@ import os
 import platform
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 log = logging.getLogger("mlx_bulk")
 
 
-def build_key(sources: Sequence[Path], command: Sequence[str]) -> str:
-    """Returns a hash of the sources, the command, the compiler and the processor.
+@dataclass(slots=True, frozen=True)
+class Build:
+    """What a library is made of: ``units``, files .cpp with options of their own, and ``headers``; ``command`` has the options of all."""
+
+    units: Mapping[Path, Sequence[str]]
+    headers: Sequence[Path]
+    command: Sequence[str]
+
+
+def build_key(build: Build) -> str:
+    """Returns a hash of all files, the options, the compiler and the processor.
 
     Raises OSError where there is no compiler, CalledProcessError where it does not run.
     """
-    texts = [path.read_text() for path in sources]
-    return hashlib.sha256("\n".join([*texts, *command, _version(command[0]), _processor()]).encode()).hexdigest()[:32]
+    texts = [path.read_text() for path in (*build.units, *build.headers)]
+    options = [*build.command, *(" ".join([path.name, *own]) for path, own in build.units.items())]
+    return hashlib.sha256("\n".join([*texts, *options, _version(build.command[0]), _processor()]).encode()).hexdigest()[:32]
 
 
-def shared_library(sources: Sequence[Path], command: Sequence[str], folder: Path, opening: ExitStack) -> Path:
-    """Returns the library that ``command`` makes of ``sources[0]``, compiled unless ``folder`` holds it. The other sources are its headers.
+def shared_library(build: Build, folder: Path, opening: ExitStack) -> Path:
+    """Returns the library, compiled unless ``folder`` holds it.
 
     Open it before ``opening`` ends: a file that could not be kept in ``folder`` is removed then. Raises CalledProcessError with what the
     compiler says, OSError where nothing can be written.
     """
-    key = build_key(sources, command)
+    key = build_key(build)
     kept = folder.absolute() / f"{key}.so"
     if kept.is_file() and kept.stat().st_size:
         return kept
@@ -45,13 +60,25 @@ def shared_library(sources: Sequence[Path], command: Sequence[str], folder: Path
         handle, new = tempfile.mkstemp(dir=kept.parent, prefix=f"{key}.")
     with os.fdopen(handle, "rb") as file:
         try:
-            include = [f"-I{folder}" for folder in {path.parent for path in sources[1:]}]
-            subprocess.run([*command, *include, "-o", new, str(sources[0])], capture_output=True, text=True, check=True)
+            _compile(build, Path(new))
             os.fsync(file.fileno())
             Path(new).replace(kept)  # whole or not at all: others may compile it too
         finally:
             Path(new).unlink(missing_ok=True)
     return kept
+
+
+def _compile(build: Build, to: Path) -> None:
+    include = [f"-I{folder}" for folder in {path.parent for path in build.headers}]
+
+    def run(*arguments: str) -> None:
+        subprocess.run([*build.command, *include, *arguments], capture_output=True, text=True, check=True)
+
+    with tempfile.TemporaryDirectory(dir=to.parent, prefix="units.", ignore_cleanup_errors=True) as folder:
+        parts = {unit: str(Path(folder) / f"{unit.stem}.o") for unit in build.units}
+        with ThreadPoolExecutor(len(parts)) as beside:
+            list(beside.map(lambda unit: run(*build.units[unit], "-c", "-o", parts[unit], str(unit)), parts))
+        run("-o", str(to), *parts.values())
 
 
 def compiler_message(error: OSError | subprocess.CalledProcessError) -> str:

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 
-from .compilation import compiler_message, shared_library
+from .compilation import Build, compiler_message, shared_library
 
 log = logging.getLogger("mlx_bulk")
 
@@ -39,7 +39,7 @@ def open_adapted(folder: Path) -> tuple[Path, ctypes.CDLL] | None:
         blas = ctypes.CDLL(str(path))
         functions = [ctypes.cast(getattr(blas, name), ctypes.c_void_p) for name in FUNCTIONS]
         with ExitStack() as opening:
-            adapter = ctypes.CDLL(str(shared_library([ADAPTER], COMMAND, folder, opening)), mode=ctypes.RTLD_GLOBAL)
+            adapter = ctypes.CDLL(str(shared_library(Build({ADAPTER: ()}, (), COMMAND), folder, opening)), mode=ctypes.RTLD_GLOBAL)
     except (OSError, AttributeError, subprocess.CalledProcessError) as error:
         said = compiler_message(error) if not isinstance(error, AttributeError) else str(error)
         log.debug("NumPy's OpenBLAS cannot serve mlx: %s", said)

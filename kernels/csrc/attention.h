@@ -7,7 +7,7 @@
 #include <limits>
 
 #include "thread_pool.h"
-#include "matmul_simd.h"
+#include "products.h"
 #include "simd.h"
 
 namespace {

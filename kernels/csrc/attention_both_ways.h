@@ -6,26 +6,13 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "matmul_packed.h"
-#include "matmul_simd.h"
+#include "products.h"
 #include "simd.h"
 #include "thread_pool.h"
 
 namespace {
 
-constexpr int HELD = REGISTERS == 32 ? 24 : 12;  // sums kept in registers
 constexpr long TILE_QUERIES = 24;
-
-// c [rows, columns] = a b; columns is a multiple of W. Columns are shared out so that few sums leave registers empty.
-void outer_evenly(long rows, long columns, const float* a, long lda, const float* b, long ldb, long depth, float* c, long ldc) {
-  for (long left = columns / W, take; left; left -= take, b += take * W, c += take * W) {
-    take = left == WIDE + 1 ? left / 2 : std::min<long>(left, WIDE);
-    if (take == 4) outer_of_rows<HELD / 4, 4>(rows, a, lda, b, ldb, depth, c, ldc);
-    else if (take == 3) outer_of_rows<HELD / 3, 3>(rows, a, lda, b, ldb, depth, c, ldc);
-    else if (take == 2) outer_of_rows<HELD / 2, 2>(rows, a, lda, b, ldb, depth, c, ldc);
-    else outer_of_rows<HELD / 2, 1>(rows, a, lda, b, ldb, depth, c, ldc);
-  }
-}
 
 struct BothWays {
   const float* qkv;     // [tokens, ld]: queries, which are scaled already, keys and values of all heads
@@ -123,7 +110,7 @@ struct BothWays {
         std::fill(last + (rows - row) * columns, last + W * columns, 0.0f);
         block = last, ld = columns;
       }
-      for (; i + W <= columns; i += W) turn(block + i, ld, to + i * wide + row, wide);
+      for (; i + W <= columns; i += W) turn_square(block + i, ld, to + i * wide + row, wide);
       for (; i < columns; i++)
         for (long j = 0; j < W; j++) to[i * wide + row + j] = block[j * ld + i];
     }

@@ -8,12 +8,13 @@
 #include <vector>
 
 #include "attention_both_ways.h"
-#include "matmul_packed.h"
 #include "rope_angles.h"
 #include "row_ops.h"
 #include "thread_pool.h"
 
 namespace {
+
+constexpr long DEPTH = Packed::DEPTH;
 
 // The struct's layout is that of `_Call` in kernels/encoder_block.py.
 struct EncoderBlock {

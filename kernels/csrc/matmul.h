@@ -9,10 +9,9 @@
 #include <initializer_list>
 #include <vector>
 
-#include "thread_pool.h"
-#include "matmul_quantized.h"
-#include "matmul_simd.h"
 #include "matmul_amx.h"
+#include "products.h"
+#include "thread_pool.h"
 
 namespace {
 
@@ -46,20 +45,6 @@ void each_gathered(long m, long depth, const RowOf& of, F f) {
       if (from != to) std::copy(from, from + depth, to);
     });
     f(x, row, rows);
-  }
-}
-
-// Columns from ... end - 1 of x wᵀ + bias for some rows of x, to c + from.
-void columns_in_vectors(long rows, const float* x, long depth, const Target& target, long from, long end, bool few) {
-  for (long n = from; n < end; n += PANEL) {
-    long columns = std::min<long>(PANEL, end - n);
-    if (target.quantized) {
-      target.quantized->from(n).panel(rows, columns, x, target.c + n, target.ldc, target.bias ? target.bias + n : nullptr);
-      continue;
-    }
-    const float *w = target.w + n * depth, *bias = target.bias ? target.bias + n : nullptr;
-    if (few) dots(rows, columns, x, depth, w, depth, depth, target.c + n, target.ldc, bias);
-    else panel(rows, columns, x, w, depth, target.c + n, target.ldc, bias);
   }
 }
 

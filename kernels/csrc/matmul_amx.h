@@ -21,7 +21,7 @@
 #include <cstdint>
 
 #include "thread_pool.h"
-#include "matmul_simd.h"
+#include "products.h"
 #include "simd.h"
 
 namespace {
@@ -100,7 +100,7 @@ void pack(const float* const* rows, long depth, uint16_t* to) {
       if (rows[row]) split(rows[row] + k, depth - k, of);
       for (int part = 0; part < PARTS; part++) _mm512_store_si512(parts[part] + row * T, of[part]);
     }
-    for (int part = 0; part < PARTS; part++) turn(parts[part], T, (float*)(to + part * TILE), T);
+    for (int part = 0; part < PARTS; part++) turn_square(parts[part], T, (float*)(to + part * TILE), T);
   }
 }
 
@@ -234,7 +234,7 @@ void give(const float* sums, long row, long rows, long column, long columns, con
   for (long i = 0; i < 2 && i * T < columns; i++)
     for (long j = 0; j < 2 && j * T < rows; j++) {
       alignas(64) float turned[T * T];
-      turn(sums + (2 * i + j) * T * T, T, turned, T);
+      turn_square(sums + (2 * i + j) * T * T, T, turned, T);
       for (long r = 0; r < std::min(T, rows - j * T); r++)
         target.put(row + j * T + r, column + i * T, turned + r * T, std::min(T, columns - i * T));
     }

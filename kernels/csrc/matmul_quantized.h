@@ -16,32 +16,9 @@ namespace {
 
 constexpr long LEAST_GROUP = 32;  // a group's length is a multiple
 
-// A weight [n, depth] in `bits` bits: 2, 3, 4, 5, 6 or 8. The struct's layout is that of `QuantizedPlace` in kernels/quantized.py.
-struct Quantized {
-  const uint32_t* words;        // [n, depth * bits / 32], a row's bits from the lowest on
-  const float *scales, *biases;  // [n, depth / group]
-  int64_t depth, bits, group;
-
-  // Rows from `row` on.
-  Quantized from(long row) const {
-    return {words + row * words_of(depth), scales + row * (depth / group), biases + row * (depth / group), depth, bits, group};
-  }
-
-  // c [rows, columns] = x wᵀ + bias for the first `columns` outputs, at most PANEL; x is [rows, depth].
-  void panel(long rows, long columns, const float* x, float* c, long ldc, const float* bias) const {
-    constexpr int N = PANEL / W;
-    if (bits == 4) return panel_of<4, N>(rows, columns, x, c, ldc, bias);
-    if (bits == 8) return panel_of<8, N>(rows, columns, x, c, ldc, bias);
-    if (bits == 6) return panel_of<6, N>(rows, columns, x, c, ldc, bias);
-    if (bits == 5) return panel_of<5, N>(rows, columns, x, c, ldc, bias);
-    if (bits == 3) return panel_of<3, N>(rows, columns, x, c, ldc, bias);
-    return panel_of<2, N>(rows, columns, x, c, ldc, bias);
-  }
-
- private:
+// What `Quantized::panel` computes, for a number of bits that the compiler knows.
+struct QuantizedPanel : Quantized {
   static constexpr long NEAR = 128;  // depth of a panel as float32; it stays in the first cache
-
-  long words_of(long numbers) const { return numbers / 32 * bits; }
 
   template <int BITS, int N>
   void panel_of(long rows, long columns, const float* x, float* c, long ldc, const float* bias) const {
@@ -92,3 +69,14 @@ struct Quantized {
 };
 
 }  // namespace
+
+void Quantized::panel(long rows, long columns, const float* x, float* c, long ldc, const float* bias) const {
+  constexpr int N = PANEL / W;
+  QuantizedPanel of{*this};
+  if (bits == 4) return of.panel_of<4, N>(rows, columns, x, c, ldc, bias);
+  if (bits == 8) return of.panel_of<8, N>(rows, columns, x, c, ldc, bias);
+  if (bits == 6) return of.panel_of<6, N>(rows, columns, x, c, ldc, bias);
+  if (bits == 5) return of.panel_of<5, N>(rows, columns, x, c, ldc, bias);
+  if (bits == 3) return of.panel_of<3, N>(rows, columns, x, c, ldc, bias);
+  return of.panel_of<2, N>(rows, columns, x, c, ldc, bias);
+}

@@ -1,54 +1,22 @@
-// Products of rows with a weight, in the processor's vectors. Serves where there are no tiles, and attention everywhere. Knows nothing of
-// layers.
+// Products of rows with a weight, in the processor's vectors: what a tile of sums in registers computes. Knows nothing of layers.
 
 #pragma once
 
 #include <algorithm>
 
-#include "thread_pool.h"
+#include "products.h"
 #include "simd.h"
+#include "thread_pool.h"
 
 namespace {
 
-// Sums kept in registers at once, rows x columns; they leave room for the operands. In `dots` a column is one number, else a vector.
+// Sums kept in registers at once, rows x columns; they leave room for the operands. In `dots_in_registers` a column is one number, else a vector.
 constexpr int DOT_ROWS = REGISTERS == 32 ? 4 : 3, DOT_COLUMNS = REGISTERS == 32 ? 6 : 4;
-constexpr int ROWS = 6, WIDE = REGISTERS == 32 ? 4 : 2;
-constexpr int PANEL_ROWS = REGISTERS == 32 ? 8 : 6, PANEL = (REGISTERS == 32 ? 3 : 2) * W;
 constexpr long DEEP = 2048;  // depth of a transposed panel: it stays in the L2 cache
-
-struct Quantized;
-
-// One product: c [rows, ldc] = x wᵀ + bias + plus. w is [n, depth], float32 or `quantized`; bias is [n] or null; plus has c's layout or is
-// null.
-struct Target {
-  const float* w;
-  long n;
-  float* c;
-  long ldc;
-  const float *bias = nullptr, *plus = nullptr;
-  const Quantized* quantized = nullptr;  // if not null, w is not read
-
-  // Writes sums [count], count <= W, to row `row`, from `column` on.
-  void put(long row, long column, const float* sums, long count) const {
-    float* to = c + row * ldc + column;
-    const float *b = bias ? bias + column : nullptr, *p = plus ? plus + row * ldc + column : nullptr;
-    if (count == W) {
-      V v = load(sums);
-      if (b) v += load(b);
-      if (p) v += load(p);
-      return store(to, v);
-    }
-    for (long i = 0; i < count; i++) {
-      float v = sums[i];
-      if (b) v += b[i];
-      to[i] = p ? v + p[i] : v;
-    }
-  }
-};
 
 // c[m][n] = sum over k of a[m][k] b[n][k] + bias[n]. b is read as it lies, once, and never transposed.
 template <int M, int N>
-inline void dots(const float* a, long lda, const float* b, long ldb, long depth, float* c, long ldc, const float* bias) {
+inline void dots_in_registers(const float* a, long lda, const float* b, long ldb, long depth, float* c, long ldc, const float* bias) {
   V acc[M][N] = {};
   auto add = [&](auto at) {  // `at` loads W numbers
     V right[N];
@@ -82,24 +50,15 @@ inline void dots(const float* a, long lda, const float* b, long ldb, long depth,
 template <int M, int N>
 void dots_of_rows(long rows, const float* a, long lda, const float* b, long ldb, long depth, float* c, long ldc, const float* bias) {
   long m = 0;
-  for (; m + M <= rows; m += M) dots<M, N>(a + m * lda, lda, b, ldb, depth, c + m * ldc, ldc, bias);
+  for (; m + M <= rows; m += M) dots_in_registers<M, N>(a + m * lda, lda, b, ldb, depth, c + m * ldc, ldc, bias);
   if constexpr (M > 1)
     if (m < rows) dots_of_rows<M - 1, N>(rows - m, a + m * lda, lda, b, ldb, depth, c + m * ldc, ldc, bias);
-}
-
-// c [rows, columns] = a bᵀ + bias
-void dots(long rows, long columns, const float* a, long lda, const float* b, long ldb, long depth, float* c, long ldc,
-          const float* bias) {
-  long n = 0;
-  for (; n + DOT_COLUMNS <= columns; n += DOT_COLUMNS)
-    dots_of_rows<DOT_ROWS, DOT_COLUMNS>(rows, a, lda, b + n * ldb, ldb, depth, c + n, ldc, bias ? bias + n : nullptr);
-  for (; n < columns; n++) dots_of_rows<DOT_ROWS, 1>(rows, a, lda, b + n * ldb, ldb, depth, c + n, ldc, bias ? bias + n : nullptr);
 }
 
 // c[m] = sum over k of a[m][k] b[k][0 ... N * W) + bias [N * W], which may be null, added to c if `add`. Prefetches from `next`, one cache
 // line for each k.
 template <int M, int N>
-inline void outer(const float* a, long lda, const float* b, long ldb, long depth, float* c, long ldc, bool add, const float* next,
+inline void outer_in_registers(const float* a, long lda, const float* b, long ldb, long depth, float* c, long ldc, bool add, const float* next,
                   const float* bias = nullptr) {
   V acc[M][N] = {};
   if (add)
@@ -125,16 +84,16 @@ inline void outer(const float* a, long lda, const float* b, long ldb, long depth
     for (int n = 0; n < N; n++) store(c + m * ldc + n * W, bias ? acc[m][n] + load(bias + n * W) : acc[m][n]);
 }
 
-// `outer` for at most M rows.
+// `outer_in_registers` for at most M rows.
 template <int M, int N>
 inline void outer_tile(long rows, const float* a, long lda, const float* b, long ldb, long depth, float* c, long ldc, bool add,
                        const float* next, const float* bias) {
   if constexpr (M > 1)
     if (rows < M) return outer_tile<M - 1, N>(rows, a, lda, b, ldb, depth, c, ldc, add, next, bias);
-  outer<M, N>(a, lda, b, ldb, depth, c, ldc, add, next, bias);
+  outer_in_registers<M, N>(a, lda, b, ldb, depth, c, ldc, add, next, bias);
 }
 
-// Calls `outer` for more rows. The last ones are two tiles of like size: a tile of few rows waits for its sums. Prefetches `left` numbers
+// Calls it for more rows. The last ones are two tiles of like size: a tile of few rows waits for its sums. Prefetches `left` numbers
 // from `next` on.
 template <int M, int N>
 void outer_of_rows(long rows, const float* a, long lda, const float* b, long ldb, long depth, float* c, long ldc, bool add = false,
@@ -145,27 +104,8 @@ void outer_of_rows(long rows, const float* a, long lda, const float* b, long ldb
   }
 }
 
-// c [rows, columns] = a b, added to c if `add`; columns is a multiple of W
-void outer(long rows, long columns, const float* a, long lda, const float* b, long ldb, long depth, float* c, long ldc, bool add = false) {
-  long n = 0;
-  for (; n + WIDE * W <= columns; n += WIDE * W) outer_of_rows<ROWS, WIDE>(rows, a, lda, b + n, ldb, depth, c + n, ldc, add);
-  for (; n < columns; n += W) outer_of_rows<ROWS, 1>(rows, a, lda, b + n, ldb, depth, c + n, ldc, add);
-}
-
-// Transposes `from` [rows, columns] into `to` [columns, wide]; fills with zeros after column `rows`.
-void turn(long rows, long columns, const float* from, long ldf, float* to, long wide) {
-  long row = 0;
-  for (; row + W <= rows; row += W) {
-    long i = 0;
-    for (; i + W <= columns; i += W) turn(from + row * ldf + i, ldf, to + i * wide + row, wide);
-    for (; i < columns; i++)
-      for (long j = row; j < row + W; j++) to[i * wide + j] = from[j * ldf + i];
-  }
-  for (long i = 0; row < wide && i < columns; i++)
-    for (long j = row; j < wide; j++) to[i * wide + j] = j < rows ? from[j * ldf + i] : 0.0f;
-}
-
-// `panel` below, for at most N vectors of columns.
+// c [rows, columns] = a wᵀ + bias for one panel: at most N vectors of columns, rows of w [columns, depth], which are transposed first.
+// Prefetches the next panel.
 template <int N>
 void panel_of(long rows, long columns, const float* a, const float* w, long depth, float* c, long ldc, const float* bias) {
   if constexpr (N > 1)
@@ -185,11 +125,6 @@ void panel_of(long rows, long columns, const float* a, const float* w, long dept
   if (!whole || bias)
     for (long m = 0; m < rows; m++)
       for (long n = 0; n < columns; n++) c[m * ldc + n] = to[m * ldt + n] + (bias ? bias[n] : 0.0f);
-}
-
-// c [rows, columns] = a wᵀ + bias for one panel: at most PANEL rows of w [columns, depth], transposed first. Prefetches the next panel.
-void panel(long rows, long columns, const float* a, const float* w, long depth, float* c, long ldc, const float* bias) {
-  panel_of<PANEL / W>(rows, columns, a, w, depth, c, ldc, bias);
 }
 
 }  // namespace

@@ -150,7 +150,7 @@ inline void turn_blocks(V* a) {
 }
 
 // Transposes W x W numbers: row i's number j becomes row j's number i.
-inline void turn(const float* from, long ldf, float* to, long ldt) {
+inline void turn_square(const float* from, long ldf, float* to, long ldt) {
   V a[W];
 #pragma GCC unroll 16
   for (int i = 0; i < W; i++) a[i] = load(from + i * ldf);

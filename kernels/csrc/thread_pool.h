@@ -18,7 +18,7 @@
 #include <thread>
 #include <vector>
 
-namespace {
+namespace [[gnu::visibility("hidden")]] kernels {
 
 class Pool {
  public:
@@ -104,7 +104,7 @@ class Pool {
   }
 };
 
-Pool& pool = *new Pool;  // never destroyed: its threads may run until the process ends
+inline Pool& pool = *new Pool;  // of all units; never destroyed: its threads may run until the process ends
 
 // Scratch memory of a thread, one piece for each use, aligned to a cache line.
 enum Use {
@@ -112,10 +112,12 @@ enum Use {
   PROJECTED, ATTENDED, NEW_KEYS, NEW_VALUES, HIDDEN, GATE, UP, INNER, FRONT, PRODUCTS, STATE, PANELS, USES
 };
 
-float* spare(Use use, size_t size) {
+inline float* spare(Use use, size_t size) {
   thread_local std::vector<float> kept[USES];
   if (kept[use].size() < size + 16) kept[use].resize(size + 16);
   return (float*)(((uintptr_t)kept[use].data() + 63) & ~(uintptr_t)63);
 }
 
-}  // namespace
+}  // namespace kernels
+
+using namespace kernels;

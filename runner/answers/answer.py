@@ -9,8 +9,8 @@ from typing import Any
 
 from ..core.errors import first_line
 from ..core.requests import Reading
+from .completion_text import CompletionText
 from .sections import Marks, TextSection, find_sections
-from .spelling import Spelling
 from .tool_format import ToolFormat
 from .tools import tool_names
 
@@ -49,23 +49,23 @@ class AnswerReader:
         """True when it can tell reasoning from the rest."""
         return self.reasoning is not None or (self.format is not None and any(each.kind == "reasoning" for each in self.format.marks))
 
-    def read(self, spelling: Spelling, reading: Reading) -> Answer:
+    def read(self, completion: CompletionText, reading: Reading) -> Answer:
         """Returns the parts of a completion. Raises nothing, whatever the model wrote."""
         before = len(reading.turn)
-        whole = reading.turn + spelling.text[: None if spelling.ended else spelling.stop]
+        whole = reading.turn + completion.text[: None if completion.ended else completion.stop]
         sections = [section for section in find_sections(whole, self._marks(reading)) if section.end > before]
         answer, pieces = Answer(), list[tuple[TextSection, str]]()
         for section in sections:
-            shifted = _within(section, before, spelling.stop)
-            text = spelling.without_special(shifted.inner, shifted.stop)
+            shifted = _within(section, before, completion.stop)
+            text = completion.without_special(shifted.inner, shifted.stop)
             if section.kind == "content":
                 pieces.append((section, text))
             elif section.kind == "reasoning":
                 answer.reasoning = "\n".join(part for part in (answer.reasoning, text.strip("\n")) if part is not None)
-                answer.reasoning_tokens += spelling.tokens(shifted.inner, shifted.stop)
-            elif error := self._take_calls(answer, section, whole, before + spelling.stop, spelling.ended, reading):
+                answer.reasoning_tokens += completion.tokens(shifted.inner, shifted.stop)
+            elif error := self._take_calls(answer, section, whole, before + completion.stop, completion.ended, reading):
                 answer.error = answer.error or error
-                pieces.append((section, spelling.without_special(shifted.start, shifted.end)))
+                pieces.append((section, completion.without_special(shifted.start, shifted.end)))
         if reading.single and len(answer.calls) > 1:
             answer.error = answer.error or f"{len(answer.calls) - 1} more calls, since parallel_tool_calls is false"
             del answer.calls[1:]

@@ -7,6 +7,7 @@ names. That short rows agree on the model's own weights is tested by padding_pro
 
 import sys
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
@@ -146,11 +147,20 @@ def code_digest(network: nn.Module) -> str:
     classes = {cls for module in network.modules() for cls in type(module).__mro__}
     methods = (vars(cls).get(name) for cls in classes for name in ("__init__", "__call__"))
     files = {Path(method.__code__.co_filename) for method in methods if isinstance(method, FunctionType)}
-    files |= own_sources()
+    return sha256((_digest_of(files) + own_digest()).encode()).hexdigest()
+
+
+def _digest_of(files: set[Path]) -> str:
     combined = sha256()
     for file in sorted(file for file in files if file.is_file()):
         combined.update(sha256(file.read_bytes()).digest())
     return combined.hexdigest()
+
+
+@cache
+def own_digest() -> str:
+    """Returns the sha256 of our source as this process first saw it: it loads each file once as well."""
+    return _digest_of(own_sources())
 
 
 def own_sources() -> set[Path]:

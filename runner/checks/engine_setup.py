@@ -66,7 +66,7 @@ def fit(
     memory does not hold the weights, ModelError where deterministic mode cannot be kept.
     """
     if model.pooling is not None:
-        fitted = fit_pooling_model(model, config)
+        fitted = fit_pooling_model(model, config, images)
         return FittedModels(fitted.setup, None, fitted.about)
     kv = kv_quantization(config)  # of the model alone: a reference scores, and quantizes nothing
     models = [_checked(model, kv)] + ([] if reference is None else [_checked(reference)])
@@ -160,13 +160,10 @@ def _limits(config: BatchConfig, models: Sequence[CheckedModel], beside: int) ->
     device, modes = backend.device_name(), [each.mode for each in models]
     rows = ROWS[device] if config.rows == "auto" else config.rows
     tokens = TOKENS[device] if config.tokens == "auto" else config.tokens
-    weights = (
-        beside
-        + sum(each.model.weight_bytes for each in models)
-        + share_image_memory([each.model.features for each in models], config.image_memory)
-    )
+    weights = beside + sum(each.model.weight_bytes for each in models)
+    features = share_image_memory([each.model.features for each in models], config.image_memory)
     workspace = logit_memory.workspace(max(each.model.vocabulary for each in models), rows)
-    room = kv_bytes(config.memory, weights, workspace)
+    room = kv_bytes(config.memory, weights, workspace, features)
     ways = {mode.way for mode in modes}
     token_bytes, row_bytes = sum(mode.token_bytes for mode in modes), sum(mode.row_bytes for mode in modes)
     return Limits(1 if "alone" in ways else rows, tokens, room, token_bytes, row_bytes, equal_lengths=not ways <= set(PADDED))

@@ -79,7 +79,7 @@ def tried_with_pictures(setup: Setup, allowed: float, name: str) -> Setup:
     """
     assert setup.images is not None, "a setup of rows with pictures"
     table = ImageTable(setup.images.placeholder)
-    with _noise_in_place_of_features(setup.model):
+    with noise_in_place_of_features(setup.model):
         rows = list(_rows(table, setup.vocabulary))
         try:
             alone = [_logprobs(setup.model, table, request.prompt.ids) for request in rows]
@@ -99,7 +99,8 @@ def tried_with_pictures(setup: Setup, allowed: float, name: str) -> Setup:
 
 
 @contextmanager
-def _noise_in_place_of_features(network: Any) -> Generator[None]:
+def noise_in_place_of_features(network: Any) -> Generator[None]:
+    """Within this block the network reads noise in the place of its tower's features; the same of two pictures of one size."""
     before = getattr(network, READER)
     object.__setattr__(network, READER, FeatureCache(_NoiseTower(before.tower)))
     try:
@@ -108,9 +109,15 @@ def _noise_in_place_of_features(network: Any) -> Generator[None]:
         object.__setattr__(network, READER, before)
 
 
+def made_up_pictures(table: ImageTable) -> tuple[PromptImage, PromptImage]:
+    """Returns two pictures of unlike size, which have no pixels."""
+    small, large = (table.register(f"noise {grid}", grid[1] * grid[2], grid, dict) for grid in GRIDS)
+    return small, large
+
+
 def _rows(table: ImageTable, vocabulary: int) -> Iterator[Request]:
     """Yields rows with none, one and two pictures. Two begin alike, picture included; one is cut into several calls."""
-    small, large = (table.register(f"noise {grid}", grid[1] * grid[2], grid, dict) for grid in GRIDS)
+    small, large = made_up_pictures(table)
     texts = random_ids(np.random.default_rng(5), vocabulary, (5, 3, 9, 30, 4))
     parts: list[list[Ids | PromptImage]] = [
         [texts[0], small, texts[1]],

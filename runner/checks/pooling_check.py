@@ -11,20 +11,23 @@ For deterministic mode it tests what a text's bits in a batch depend on. Knows m
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
 from ..core.arrays import Floats, Ids
+from ..core.errors import ModelError, first_line
+from ..core.images import ImageTable
 from ..pooling.spec import EmbeddingHead, PoolingSpec
 from ..scheduler.limits import Limits
 from ..scheduler.pool_batches import fixed_shape
 from .padding_probe import COPIES, NOISE, ROUNDING, SPREAD, crash_reason
+from .picture_check import made_up_pictures, noise_in_place_of_features
 from .trial import largest_gap, random_ids
 
 Sharing = Literal["padded", "exact", "alone"]
+WAYS: tuple[Sharing, ...] = get_args(Sharing)  # the fastest first
 LENGTHS = (12, 5, 8, 12)  # of the trial's texts; the first and the last have one length
 EXACT = (0, 3)
 # In float32 a logit keeps to this, and a unit vector's numbers to a tenth of it; a vector of another length in proportion.
@@ -49,6 +52,28 @@ class TextBatching:
 def find_text_batching(network: Any, vocabulary: int, spec: PoolingSpec, positions: int = sys.maxsize) -> TextBatching:
     """Finds the fastest way in which texts get the same vectors as each text alone. positions: the most tokens that the model takes."""
     texts = random_ids(np.random.default_rng(0), vocabulary, [min(length, positions) for length in LENGTHS])
+    return _fastest_way(network, spec, texts)
+
+
+def find_picture_batching(network: Any, vocabulary: int, spec: PoolingSpec, placeholder: int, name: str) -> TextBatching:
+    """Finds the same for rows of which some hold pictures: made-up ones, with noise in the place of a tower's features.
+
+    network: with a body that was loaded to read pictures. placeholder: the id that carries a feature. name: of the model, for messages.
+    Raises ModelError where a row alone fails.
+    """
+    table = ImageTable(placeholder)
+    small, large = made_up_pictures(table)
+    texts = random_ids(np.random.default_rng(0), vocabulary, LENGTHS)
+    for row, (image, at) in {0: (small, 2), 2: (small, 1), 3: (large, 3)}.items():
+        texts[row][at : at + image.tokens] = image.ids
+    with noise_in_place_of_features(network.body.network):
+        try:
+            return _fastest_way(network.reading(table), spec, texts)
+        except Exception as error:  # a model file may fail in any way
+            raise ModelError(f"model.path: {name} cannot read pictures: a row alone fails: {first_line(error)}") from error
+
+
+def _fastest_way(network: Any, spec: PoolingSpec, texts: Sequence[Ids]) -> TextBatching:
     alone = np.concatenate([pooled(network, [ids]) for ids in texts])
     allowed = _allowed(network, spec, alone, 0.0)
     reason = "" if np.isfinite(alone).all() else "vectors of random tokens hold NaN or infinity"
@@ -94,7 +119,7 @@ def pooled(network: Any, texts: Sequence[Ids], width: int = 0) -> Floats:
     tokens = np.zeros((len(texts), max([*lengths, width])), np.int32)
     for row, ids in zip(tokens, texts, strict=True):
         row[: len(ids)] = ids
-    return np.array(network(mx.array(tokens), lengths))
+    return np.array(network(tokens, lengths))
 
 
 def _noise(network: Any, ids: Ids, alone: Floats) -> float:

@@ -6,19 +6,22 @@ Knows the device and the model, nothing of datasets or files.
 import logging
 import platform
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
 from ...configs.schema import BatchConfig
 from ...kernels import backend
+from ..core.images import ImageTable
 from ..core.logprob_options import LogprobOptions
 from ..encoders.registry import encoder_class
 from ..engine.setup import BatchFeatures, Setup
 from ..models.device_memory import kv_bytes
 from ..models.loader import LanguageModel
+from ..pooling.spec import PoolingSpec
 from ..scheduler.limits import Limits
-from .pooling_check import TextBatching, find_text_batching, fixed_slots_alike
+from ..vision.features import share_image_memory
+from .pooling_check import WAYS, TextBatching, find_picture_batching, find_text_batching, fixed_slots_alike
 
 log = logging.getLogger("mlx_bulk")
 
@@ -45,15 +48,28 @@ class PoolingFit:
     about: dict[str, Any]
 
 
-def fit_pooling_model(model: LanguageModel, config: BatchConfig) -> PoolingFit:
-    """Checks a loaded pooling model and makes its setup. Logs one line. Raises OutOfRoom where memory does not hold the weights."""
+def fit_pooling_model(model: LanguageModel, config: BatchConfig, images: ImageTable | None = None) -> PoolingFit:
+    """Checks a loaded pooling model and makes its setup. Logs one line. Raises OutOfRoom where memory does not hold the weights.
+
+    images: the pictures of the rows, None for rows of text alone. Raises ModelError where the model cannot read them.
+    """
     assert model.pooling is not None, "a pooling model"
     batching = find_text_batching(model.network, model.vocabulary, model.pooling, _positions(model))
+    if images is not None:
+        batching = _with_pictures(model, model.pooling, images, batching)
     setup = expected_pooling_setup(model, config, batching)
+    if images is not None:
+        setup = replace(setup, model=model.network.reading(images), images=images)
     if setup.static and setup.limits.rows > 1:
         setup = setup.with_features(any_slot=fixed_slots_alike(model.network, model.vocabulary, setup.limits, setup.positions))
     log.info("%s: %s on %s, %s", model.checkpoint.folder.name, model.dtype, backend.device_name(), _way(setup, batching))
     return PoolingFit(setup, _session_note(model, config, setup, batching))
+
+
+def _with_pictures(model: LanguageModel, pooling: PoolingSpec, images: ImageTable, texts: TextBatching) -> TextBatching:
+    """Returns the more cautious of two ways: that of rows with pictures, and that of ``texts``."""
+    found = find_picture_batching(model.network, model.vocabulary, pooling, images.placeholder, model.checkpoint.folder.name)
+    return max(texts, found, key=lambda each: WAYS.index(each.way))
 
 
 def expected_pooling_setup(model: LanguageModel, config: BatchConfig, batching: TextBatching | None = None) -> Setup:
@@ -86,6 +102,7 @@ def _limits(model: LanguageModel, config: BatchConfig, batching: TextBatching) -
     """Returns the limits of a batch. Its bytes are a bound for the arrays that a call has in memory."""
     device = backend.device_name()
     auto = FIXED_ROWS if config.deterministic else ROWS[device]
+    features = share_image_memory([model.features], config.image_memory)
     rows = 1 if batching.way == "alone" else auto if config.rows == "auto" else config.rows
     tokens = TOKENS[device] if config.tokens == "auto" else config.tokens
     encoder, said = encoder_class(model.checkpoint.config), model.checkpoint.config
@@ -97,7 +114,7 @@ def _limits(model: LanguageModel, config: BatchConfig, batching: TextBatching) -
     return Limits(
         rows,
         tokens,
-        kv_bytes(config.memory, model.weight_bytes, workspace=0),
+        kv_bytes(config.memory, model.weight_bytes, 0, features),
         token_bytes=4.0 * (STATES * found["width"] + INNER_STATES * inner),
         row_bytes=0.0,
         equal_lengths=batching.way != "padded",

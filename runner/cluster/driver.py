@@ -1,11 +1,10 @@
 """One session of a run over a cluster: rows go out in leases, frames come back and are written. No model runs in this process.
 
-    rows ─► Leaser ─► workers ─► frames ─► Landing ─► Writer
+    rows ─► Leaser ─► workers ─► frames ─► FrameIntake ─► Writer
 
 One thread does all of it but the writing. Does not know how messages travel; ``Fleet`` does.
 """
 
-import json
 import logging
 import pickle
 import secrets
@@ -16,6 +15,7 @@ from time import monotonic
 from ...configs.cluster import ClusterConfig
 from ..core.errors import ModelError
 from ..core.progress import Progress
+from ..leasing.lease_log import LeaseLog
 from ..leasing.leaser import Leaser
 from ..leasing.open_lease import OpenLease
 from ..leasing.row_set import RowSet
@@ -25,9 +25,8 @@ from ..pipeline.progress_display import Watch
 from ..pipeline.row_requests import RecordedRows
 from ..store.shard_ledger import RecordedRow
 from .description import RunDescription
+from .frame_intake import FrameIntake, Tokens
 from .interface import Fleet, Joined, Left, Told
-from .landing import Landing, Tokens
-from .lease_log import LeaseLog
 from .lease_policies import DroppedPolicy, LeasePolicies
 from .messages import (
     Ack,
@@ -49,7 +48,8 @@ from .messages import (
     one_a_line,
 )
 from .quarantine import Quarantine
-from .roster import KnownWorker, Roster, error_of, version_fault
+from .roster import KnownWorker, Roster, error_of, facts_of, version_fault
+from .row_returns import RowReturns
 from .writer_answers import WriterAnswers
 
 log = logging.getLogger("mlx_bulk")
@@ -65,8 +65,8 @@ class Driver:
         self._fleet, self._hellos, self._settings, self._run = fleet, hellos, settings, run
         self._offer = RunDescription.of(run).offer()
         self._policies = LeasePolicies(run, self._offer.run, fleet)
-        self._landing = Landing(run.writer, run.spec.job.schema, run.layout, self._policies.require_named)
-        self._quarantine = Quarantine(run, self._landing)
+        self._intake = FrameIntake(run.writer, run.spec.job.schema, run.layout, self._policies.require_named)
+        self._quarantine = Quarantine(run, self._intake)
         self._leaser = Leaser(
             run.rows(),
             run.layout,
@@ -79,8 +79,8 @@ class Driver:
             suits=lambda worker, rows: self._roster.suits(worker, rows, fleet.workers()),
         )
         self._roster, self._track = Roster(settings, monotonic()), TrackRecords()
-        self._log, self._progress = LeaseLog(run.run_dir), Progress()
-        self._answers = WriterAnswers(run.writer)
+        self._log, self._progress, self._answers = LeaseLog(run.run_dir), Progress(), WriterAnswers(run.writer)
+        self._returns = RowReturns(self._answers, self._leaser, self._quarantine)
         self._began = self._ending = False
 
     def run(self) -> tuple[Progress, bool]:
@@ -88,10 +88,10 @@ class Driver:
         run = self._run
         self._progress.report_to(run.heartbeat.activity, lambda rows: None)
         self._progress.doing("waiting for workers")
-        run.flush = self._landing.flush
+        run.flush = self._intake.flush
         for joined in list(self._hellos.values()):
             self._join(joined)
-        with Watch(self._progress, lambda: run.counts(self._policies.version), run.run_dir.add_metrics, run.show):
+        with Watch(self._progress, lambda: run.counts(self._policies.version), run.run_dir.add_metrics, run.show, lambda: run.noted):
             try:
                 while run.writer.rows < run.layout.total and not run.process.stopped():
                     self._step()
@@ -106,12 +106,12 @@ class Driver:
         self._take_events(_WAIT_SECONDS if not self._answers.pending else _WAIT_SECONDS / 10)
         self._roster.require(self._fleet.workers(), monotonic())
         usable = self._roster.usable()
+        self._policies.look(usable)
         if not self._began and len(usable) < self._settings.min_workers:
             return
         self._began = self._began or bool(usable)
         for rows in self._leaser.too_large(self._roster.longest(monotonic())):
             self._quarantine.take_unfit(rows, len(self._roster.workers))
-        self._policies.look(usable)
         for lease in self._leaser.deal(usable, monotonic()):
             self._send(lease)
         for name in usable if not self._answers.pending else ():
@@ -120,7 +120,7 @@ class Driver:
                 self._answers.look_up(rows.positions, partial(self._copy, lease.name, rows, name))
 
     def _take_events(self, wait: float) -> None:
-        for event in self._fleet.events(wait) if self._landing.has_room(wait) else ():
+        for event in self._fleet.events(wait) if self._intake.has_room(wait) else ():
             match event:
                 case Joined():
                     self._join(event)
@@ -173,23 +173,32 @@ class Driver:
         if lease is None or (rows := self._leaser.end(name, now)) is None:
             return
         self._log.note_done(lease, now)
-        self._give_back_all([rows])
+        self._returns.take([rows])
 
     # -------------------------------------------------------------------------------------------------- workers
 
     def _join(self, joined: Joined) -> None:
         """Offers the run to a worker. One that has leases since before this start goes on with them; a later run knows nothing of them."""
         worker = self._roster.join(joined)
+        if worker.refused:  # it has connected again
+            self._fleet.send(joined.worker, StopRun(self._offer.run, worker.refused))
+            return
         if fault := self._track.verdict(worker.label) or version_fault(joined.hello):
             self._refuse(joined.worker, worker, fault)
             return
         if joined.hello.run == self._offer.run:
             self._leaser.adopt(joined.worker, joined.hello.leases, monotonic(), worker.label)
+            self._policies.name_in(self._leaser.of(joined.worker))
         self._hellos[joined.worker] = Joined(joined.worker, replace(joined.hello, run=None, leases={}))
         self._fleet.send(joined.worker, self._offer)
 
     def _make_ready(self, name: str, worker: KnownWorker, ready: Ready) -> None:
-        worker.ready, worker.longest, facts = True, ready.longest, json.loads(ready.facts)
+        try:
+            facts = facts_of(ready)
+        except ValueError as error:
+            self._refuse(name, worker, f"tells of its model what cannot be read ({error}); install the same version of mlx-bulk")
+            return
+        worker.ready, worker.longest = True, ready.longest
         if isinstance(rows := facts.get("batch", {}).get("rows"), int):
             self._leaser.equip(name, max(1, (rows >> facts.get("halved", 0)) // (self._run.spec.job.samples or 1)))
         if not self._run.noted:
@@ -207,21 +216,22 @@ class Driver:
         worker.ready, worker.left = False, monotonic()
         self._policies.forget(name)
         leases, now = self._leaser.of(name), monotonic()
-        self._give_back_all(self._leaser.take_back(leases, now) if left.in_order else self._leaser.lose(name, now, worker.label))
+        self._returns.take(self._leaser.take_back(leases, now) if left.in_order else self._leaser.lose(name, now, worker.label))
         if not left.in_order and not worker.refused and (fault := self._track.lose(worker.label)):
             self._refuse(name, worker, fault)
 
     def _refuse(self, name: str, worker: KnownWorker, why: str) -> None:
         """Uses a worker no more, tells it why, and gives its rows to others: they have nothing to do with it."""
         log.warning("%s is not used: it %s", name, why)
-        worker.refused = True
-        self._fleet.send(name, StopRun(self._offer.run, f"it {why}"))
-        self._give_back_all(self._leaser.take_back(self._leaser.of(name), monotonic()))
+        worker.refused = f"it {why}"
+        self._fleet.send(name, StopRun(self._offer.run, worker.refused))
+        self._policies.forget(name)
+        self._returns.take(self._leaser.take_back(self._leaser.of(name), monotonic()))
 
     def _refuse_policy(self, name: str, worker: KnownWorker, refused: PolicyRefused) -> None:
         """Gives the rows of a policy that a worker cannot load to others: under another policy, unless others have loaded it."""
-        named = [lease for lease in self._leaser.of(name) if (lease.policy or self._policies.of(lease.given.shard)) == refused.policy]
-        self._give_back_all(self._leaser.take_back(named, monotonic()))
+        named = [lease for lease in self._leaser.of(name) if lease.policy == refused.policy]
+        self._returns.take(self._leaser.take_back(named, monotonic()))
         if not self._policies.refuse(refused.policy, refused.reason):
             self._refuse(name, worker, f"cannot load policy {refused.policy}: {refused.reason}")
 
@@ -239,7 +249,7 @@ class Driver:
             raise error
         worker.failed = error
         if isinstance(error, ModelError):  # the rows may have done it
-            self._give_back_all(self._leaser.lose(name, monotonic(), worker.label))
+            self._returns.take(self._leaser.lose(name, monotonic(), worker.label))
         self._refuse(name, worker, f"cannot go on: {failed.message}")
 
     def _send(self, lease: OpenLease) -> None:
@@ -247,17 +257,6 @@ class Driver:
         told = (rows.shard, pickle.dumps(rows.rows), rows.recorded, rows.alone, lease.policy)
         self._fleet.send(lease.worker, Lease(self._offer.run, lease.name, *told))
         self._log.note_again(lease.worker, lease.again)
-
-    def _give_back_all(self, lost: list[RowSet]) -> None:
-        for rows in lost:
-            self._answers.look_up(rows.positions, partial(self._give_back, rows))
-
-    def _give_back(self, rows: RowSet, states: list[RecordedRow]) -> None:
-        if self._ending:
-            return
-        for part in self._quarantine.divide(rows):
-            for lost in self._leaser.give_back(part, states):
-                self._quarantine.take_lost(lost)
 
     def _copy(self, lease: str, rows: RowSet, idle: str, states: list[RecordedRow]) -> None:
         """Gives what is left of rows of a late lease to a second worker."""
@@ -277,7 +276,7 @@ class Driver:
             self._fleet.send(name, Ack(frames.run, frames.number))
 
         try:
-            fault = self._track.land(worker.label, *self._landing.land(frames, self._answers.passing_on(landed)))
+            fault = self._track.land(worker.label, *self._intake.land(frames, self._answers.passing_on(landed)))
             self._leaser.note(name, frames.admitted, frames.resolved, monotonic())
         except ValueError as error:
             fault = "" if (late := isinstance(error, DroppedPolicy)) else self._track.damage(name)
@@ -289,6 +288,7 @@ class Driver:
     def _end(self) -> None:
         """Has the workers end what they still do, and takes what they have finished."""
         self._ending = True
+        self._returns.end()
         working = [name for name in self._roster.others("", self._fleet.workers()) if name in self._roster.workers]
         asked = [name for name in working if self._leaser.of(name) or self._run.process.stopped()]
         for name in asked:

@@ -3,12 +3,14 @@
 ``PolicyDesk`` decides. Does not know leases' rows.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from time import monotonic
 
 import pyarrow as pa
 
 from ...configs.rollout import RolloutConfig
+from ..leasing.open_lease import OpenLease
 from ..models.checkpoint import ADAPTER_CONTENTS, checkpoint_fingerprints
 from ..pipeline.model_work import OpenRun
 from ..policies.policy_desk import PolicyDesk
@@ -52,6 +54,11 @@ class LeasePolicies:
         """Returns the name of the policy that samples a shard; None where there is but one."""
         return None if self._desk is None else self._desk.of(shard)
 
+    def name_in(self, leases: Iterable[OpenLease]) -> None:
+        """Writes the policy into leases that a worker has since before this start: one that is refused later takes these with it."""
+        for lease in leases:
+            lease.policy = lease.policy or self.of(lease.given.shard)
+
     def require_named(self, shard: int, results: pa.RecordBatch) -> None:
         """Notes the policy of results of a shard. Raises ValueError where it is another one than their lease named.
 
@@ -91,7 +98,8 @@ class LeasePolicies:
             self._fleet.send(worker, NewestPolicy(self._name, self._desk.newest_version()))
 
     def look(self, workers: list[str]) -> None:
-        """Looks for the trainer's newest step now and then, and tells all workers of a new one."""
+        """Looks for the trainer's newest step now and then, and tells all workers of a new one. Sends pieces that wait for others."""
+        self._pieces.look()
         if self._desk is None or monotonic() < self._looked + _LOOK_SECONDS:
             return
         self._looked, before, self._newest = monotonic(), self._newest, self._desk.newest_version()

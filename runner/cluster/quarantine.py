@@ -11,14 +11,14 @@ from ..pipeline.model_work import OpenRun
 from ..pipeline.recorder import first_failure
 from ..pipeline.row_requests import NOTHING_RECORDED, Admit, RecordedRows, RowRequests
 from ..store.shard_ledger import ledger_of
-from .landing import Landing
+from .frame_intake import FrameIntake
 
 
 class Quarantine:
     """Takes rows of a run. With ``on_error: fail`` the first one ends the run with DataError."""
 
-    def __init__(self, run: OpenRun, landing: Landing):
-        self._run, self._landing = run, landing
+    def __init__(self, run: OpenRun, intake: FrameIntake):
+        self._run, self._intake = run, intake
         self._unfit: dict[int, tuple[int, str]] = {}  # by position: how long a row may be for the worker that has said so, and its words
 
     def note_unfit(self, position: int, longest: int, why: str) -> None:
@@ -68,4 +68,4 @@ class Quarantine:
         if failures and self._run.config.on_error == "fail":
             raise first_failure(failures[0], layout.row_of(row.position))
         admitted = [(message.position, message.samples) for message in made.messages if isinstance(message, Admit)]
-        self._landing.fail(rows.shard, admitted, failures)
+        self._intake.fail(rows.shard, admitted, failures)

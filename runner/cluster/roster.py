@@ -3,23 +3,26 @@
 Sends nothing. Raises an error where no worker can do the run any more.
 """
 
+import json
 import logging
 import sys
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from typing import Any
 
 from ...configs.cluster import ClusterConfig
 from ..core.errors import BulkError, DataError, ModelError, OutOfRoom
 from ..core.progress import Progress
 from ..leasing.row_set import RowSet
 from .interface import ORPHAN_SECONDS, Joined
-from .messages import Hello, RunFailed
+from .messages import Hello, Ready, RunFailed
 
 log = logging.getLogger("mlx_bulk")
 
 COUNTS = ("prefilled", "padded", "steps", "slot_steps")
 """Fields of ``Progress`` that workers count: all their work. Other tokens come with the records, and count where these are kept."""
 
+_MOST_HALVINGS = 64
 _ERRORS: dict[str, type[BulkError]] = {error.__name__: error for error in (DataError, ModelError, OutOfRoom)}
 
 
@@ -31,7 +34,7 @@ class NoWorkers(OutOfRoom):
 
 @dataclass(slots=True)
 class KnownWorker:
-    """A worker that has joined. ready: its models are loaded. refused: it is not used any more. stopped: it has ended its work.
+    """A worker that has joined. ready: its models are loaded. refused: why it is not used any more. stopped: it has ended its work.
 
     counts: of its engine; before: the sums of its earlier engines. failed: the error for which it is refused, where it told one.
     longest: tokens of the longest row that it has room for, 0 while unknown. left: when it went (seconds of the roster's clock).
@@ -41,7 +44,7 @@ class KnownWorker:
     ready: bool = False
     longest: int = 0
     left: float | None = None
-    refused: bool = False
+    refused: str = ""
     stopped: bool = False
     failed: BulkError | None = None
     counts: dict[str, int] = field(default_factory=dict[str, int])
@@ -133,6 +136,19 @@ class Roster:
                 f"no worker that can be used was there for {wait:g} s{f' ({named})' if named else ''}; what was finished is safe. Start "
                 "workers, then continue with the same command (without --overwrite)"
             )
+
+
+def facts_of(ready: Ready) -> dict[str, Any]:
+    """Returns the facts of a worker's session. Raises ValueError where they are not what a worker tells."""
+    facts = json.loads(ready.facts)
+    if not isinstance(facts, dict):
+        raise ValueError(f"found {type(facts).__name__}, expected a mapping")
+    batch, halved = facts.get("batch", {}), facts.get("halved", 0)
+    if not isinstance(batch, dict) or not isinstance(batch.get("rows", 1), int | None):
+        raise ValueError("found a batch without a number of rows")
+    if type(halved) is not int or not 0 <= halved < _MOST_HALVINGS or ready.longest < 0:
+        raise ValueError("found a number below 0")
+    return facts
 
 
 def error_of(worker: str, failed: RunFailed) -> BulkError:

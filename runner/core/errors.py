@@ -2,6 +2,17 @@
 
 from ...configs.errors import BulkError
 
+_MARKS = (
+    "out of memory",
+    "outofmemory",
+    "insufficient memory",
+    "unable to allocate",
+    "attempting to allocate",
+    "malloc",
+    "bad_alloc",
+    "cannot allocate",
+)  # of the errors that mlx and Python raise when an allocation fails
+
 
 class DataError(BulkError):
     """The input stops the whole job: a file is missing, no row has a column, keys are not unique."""
@@ -37,6 +48,11 @@ class RowError(Exception):
     def __init__(self, stage: str, message: str, name: str | None = None):
         super().__init__(message)
         self.stage, self.name = stage, name or type(self).__name__
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Returns True for the errors that mlx and Python raise when an allocation fails."""
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(mark in str(error).lower() for mark in _MARKS))
 
 
 def first_line(error: BaseException, most: int | None = 200) -> str:

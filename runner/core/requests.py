@@ -242,13 +242,14 @@ class TokenInput:
 class PoolRequest:
     """One row's request to the pooler: a vector of each input. A row has several inputs where it has several texts.
 
-    truncated: how many of the inputs were cut to fit the model.
+    truncated: how many of the inputs were cut to fit the model. images: the pictures that the inputs' ids stand for.
     """
 
     row: int
     inputs: tuple[TokenInput, ...]
     samples: tuple[int, ...] = (0,)
     truncated: int = 0
+    images: tuple[PromptImage, ...] = ()
 
     @property
     def reach(self) -> int:

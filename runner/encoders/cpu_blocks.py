@@ -33,6 +33,7 @@ NORMS = ("attention_norm", "mlp_norm")
 LENGTHS = (23, 1, 90)  # tokens of the trial's rows; ModernBERT sees 64 each way
 # Largest difference of a state allowed, as a share of the states' spread: rounding moves them by 1e-5 of it, a wrong mask by a tenth.
 TOLERANCE = 1e-3
+FLOAT = 4  # bytes
 
 
 @dataclass(slots=True)
@@ -173,6 +174,16 @@ def substitute_blocks(encoder: Encoder, vocabulary: int, positions: int = sys.ma
     unpatch_layers(encoder)
     log.warning("mlx's own layers stay in place, slower on this CPU: with ours, %s", reason)
     return ()
+
+
+def packed_bytes(encoder: Encoder) -> int:
+    """Returns the bytes of the packed weights that the kernel will hold beside the encoder's own; 0 where it cannot serve."""
+    if (library := native.library()) is None:
+        return 0
+    blocks: list[Any] = [layer for layer in encoder.modules() if isinstance(layer, PostNormBlock | PreNormBlock)]
+    parts = [[block[name] for name in PRODUCTS] for block in blocks]
+    served = [part for of in parts if all(isinstance(part, nn.Linear) and part.weight.dtype == mx.float32 for part in of) for part in of]
+    return sum(FLOAT * library.packed_size(*part.weight.shape) for part in served)
 
 
 def _states(encoder: Encoder, rows: Sequence[NDArray[np.int64]]) -> NDArray[np.float32]:

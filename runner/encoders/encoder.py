@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 import mlx.core as mx
 from mlx import nn
 
+from ..core.arrays import Ids
 from .attention import AttentionMask
 from .checkpoint_keys import CheckpointKeys, Weights
 from .settings import Config, with_defaults
@@ -30,12 +31,12 @@ class Encoder(nn.Module):
         """Makes the layers. ``config`` is complete."""
         raise NotImplementedError
 
-    def __call__(self, tokens: mx.array, lengths: list[int], types: mx.array | None = None) -> mx.array:
+    def __call__(self, tokens: mx.array | Ids, lengths: list[int], types: mx.array | None = None) -> mx.array:
         """Returns hidden states [B, T, H] of ``tokens`` [B, T]; row i has ``lengths[i]`` tokens, then pads of any id.
 
         types [B, T]: token types (segments); None: all 0. States of pads are finite and mean nothing.
         """
-        return self._states(self.embeddings(tokens, types), self._mask(lengths, tokens.shape[1]))
+        return self._states(self.embeddings(mx.array(tokens), types), self._mask(lengths, tokens.shape[1]))
 
     def _mask(self, lengths: list[int], columns: int) -> AttentionMask:
         """Returns the mask of all blocks."""

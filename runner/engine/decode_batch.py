@@ -9,9 +9,13 @@ that a step draws stay on the device and go into the next one.
 A row that ends with step t has then taken part in step t + 1; that token is left unread. A row that reaches its limit is known before.
 Where a draw depends on the tokens before it (penalties, grammars), the forward pass is sent, then step t is read, then the draw is sent.
 
-mlx writes new keys into a cache in place only if nothing else holds its memory; what attention in flight still reads, it copies first. It
-sends at most ten command buffers ahead, which is less than a step of a large network but more than one of a small network. So where the
-caches are large, a step is sent when the forward pass before it is over, while the device still draws from that one's logits.
+mlx lets the host wait in its sending while more than ten command buffers are out. That is less than a step of a large network: the host
+is free again only near the step's end. So a step is sent in two halves. Behind the first the host reads tokens, behind the second it
+builds the next step.
+
+mlx writes new keys into a cache in place only if nothing else holds its memory; what attention in flight still reads, it copies first. Ten
+command buffers are more than a step of a small network. So where the caches are large, a step is sent when the forward pass before it is
+over, while the device still draws from that one's logits.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,11 +26,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...kernels.sampling.draw import Launched, launch
+from ..core.errors import RowError
 from ..core.guide import Guide
 from ..core.images import FIRST_IMAGE_ID
 from ..core.outcomes import Failure, Generated, Outcome
 from ..core.progress import Progress
-from ..layers.kv_cache import Caches, select
+from ..layers.kv_cache import Caches, midway_array, select
 from ..ranks.lockstep import shared_draw
 from ..scheduler.admission import may_leave
 from ..scheduler.limits import Load
@@ -58,7 +63,9 @@ class DecodeBatch:
         self._tokens = mx.zeros(0, mx.int32)  # the newest token of each of these rows
         self._ends_in_picture = False  # one of them is a picture's: the prompt that it ends has just joined
         self._caches: Caches = []
+        self._unread = setup.network.unread
         self._sent: _Sent | None = None
+        self._rows_sent = 0, 0  # rows of the last two steps
         self._left: list[int] = []  # slots of rows that have left, which the step under way still holds
         self._outcomes: list[Outcome] = []
 
@@ -87,6 +94,11 @@ class DecodeBatch:
         return {row.request.row for _, row in self._slots.under_way}
 
     @property
+    def rows_computed(self) -> int:
+        """Counts the rows of the steps that may be under way; some of them may have ended."""
+        return max(self._rows_sent)
+
+    @property
     def longest_completion(self) -> int:
         """Counts the tokens of the longest completion so far."""
         return int(self._slots.count[self._order].max(initial=0))
@@ -102,7 +114,7 @@ class DecodeBatch:
             for mine, theirs in zip(self._caches, caches, strict=True):
                 mine.extend(theirs)
         else:
-            self._caches = caches
+            self._caches, self._rows_sent = caches, (0, 0)
         slots = self._slots.free[: len(rows)]
         for slot, row in zip(slots, rows, strict=True):
             self._slots.enter(slot, row)
@@ -159,11 +171,15 @@ class DecodeBatch:
             passed = logits[0, 0] + 0  # not a view: that would hold all logits
             if before is not None and before.passed is not None:
                 mx.eval(before.passed)
-            mx.async_eval(passed)
         if before is not None and slots.follows[order].any():
             mx.async_eval(logits)  # the model computes while the tokens before are looked at
             self._read(before)
             before = None
+        elif before is not None and self._send_half():
+            self._read(before)
+            before = None
+        if passed is not None:
+            mx.async_eval(passed)
         guides = self._guides()
         if guides:
             mx.async_eval(logits)  # and while the masks are made
@@ -171,12 +187,20 @@ class DecodeBatch:
         launched = launch(logits, parameters, wanted.top, wanted.stats, wanted.tempered, wanted.kept, wanted.logprobs)
         launched = shared_draw(launched, setup.ranks)
         slots.sent[order] += 1
+        self._rows_sent = self._rows_sent[1], len(order)
         self._tokens, self._sent = launched.ids, _Sent(order, launched, passed)
         self._progress.steps += 1
         self._progress.slot_steps += setup.limits.rows
         if self._progress.steps % CLEAR_STEPS == 0:
             mx.clear_cache()
         return before
+
+    def _send_half(self) -> bool:
+        """Sends a forward pass as far as a layer in the middle. Returns False where no cache tells where that is."""
+        midway = midway_array(self._caches[: len(self._caches) // 2])
+        if midway is not None:
+            mx.async_eval(midway)
+        return midway is not None
 
     def _read(self, sent: _Sent) -> None:
         """Reads a step's tokens, and notes the outcomes of the rows that end with them."""
@@ -215,11 +239,14 @@ class DecodeBatch:
         """Returns the outcome of a row if it ends with ``token``, else None. A stop id goes before a stop string, that before length."""
         row = self._slots.row(slot)
         sampling = row.sampling
-        if bad or row.fault is not None:
-            message = (
-                row.fault or f"the model's logits for generated token {int(self._slots.count[slot]) - 1} are NaN, or all -inf or masked"
-            )
-            return Failure(row.request.row, None, row.sample.index, "generate", "NotANumber", message, "")
+        fault = row.fault
+        if fault is None and row.request.prompt.ids[-1] >= FIRST_IMAGE_ID:  # a picture that the first step has read
+            fault = self._unread(row.request.prompt.images)
+        if fault is None and bad:
+            which = f"generated token {int(self._slots.count[slot]) - 1}"
+            fault = RowError("generate", f"the model's logits for {which} are NaN, or all -inf or masked", "NotANumber")
+        if fault is not None:
+            return Failure(row.request.row, None, row.sample.index, fault.stage, fault.name, str(fault), "")
         if row.guide is not None and row.guide.error is not None:
             message = f"the grammar cannot go on at generated token {int(self._slots.count[slot]) - 1}: {row.guide.error}"
             return Failure(row.request.row, None, row.sample.index, "generate", "GrammarError", message, "")
@@ -248,6 +275,7 @@ class DecodeBatch:
             rows.append(row)
         self._slots.clear()
         self._order, self._tokens, self._caches, self._sent, self._left = self._order[:0], mx.zeros(0, mx.int32), [], None, []
+        self._rows_sent = 0, 0
         return rows
 
     def forget(self) -> None:

@@ -16,13 +16,12 @@ import mlx.core as mx
 import numpy as np
 
 from ...kernels.logprobs import Scores
-from ..core.errors import first_line
+from ..core.errors import RowError, first_line, is_out_of_memory
 from ..core.images import FIRST_IMAGE_ID
 from ..core.outcomes import Failure, Outcome
 from ..core.progress import Progress
 from ..core.requests import Request, Sample, Sampling
 from ..layers.kv_cache import fork_caches, select
-from ..models.device_memory import is_out_of_memory
 from ..scheduler.admission import joining_rows, may_join
 from ..scheduler.limits import Limits
 from ..scheduler.request_queue import RequestQueue
@@ -170,9 +169,9 @@ class Engine(FixedWeights):
         words = request.prompt.ids < FIRST_IMAGE_ID
         seen = np.unique(request.prompt.ids[words]) if sampling.repetition_penalty != 1.0 else request.prompt.ids[:0]
         stopper = self._stopper(sampling) if sampling.stop else None
-        fault = None
-        if echo is not None and (bad := np.isnan(echo.logprobs) & words[1:]).any():
-            fault = f"the model's logits for prompt token {int(bad.argmax()) + 1} are NaN or all -inf"
+        fault = self._setup.network.unread(request.prompt.images)
+        if fault is None and echo is not None and (bad := np.isnan(echo.logprobs) & words[1:]).any():
+            fault = RowError("generate", f"the model's logits for prompt token {int(bad.argmax()) + 1} are NaN or all -inf", "NotANumber")
         guide = request.work.guidance.start() if request.work.guidance is not None else None
         return Active(request, sample, echo, np.random.Philox(key=sample.seed), stopper, guide, seen, fault)
 
@@ -183,13 +182,16 @@ class Engine(FixedWeights):
 
         A failed prefill costs its own group. Any other failure costs the whole batch, whose caches may be half changed.
         """
-        doing, load = self.progress.activity.now, self._batch.load
+        doing, load, decoding = self.progress.activity.now, self._batch.load, self._batch.rows_computed
         failed = self._entering if self._entering is not None and self._entering.at_work else None
         prefilling, generated = failed is not None, self._batch.longest_completion
         lost = self._emptied() if failed is None else failed.requests
-        rows = load.rows + len(lost) if prefilling else sum(len(request.samples) for request in lost)
+        rows = load.rows + len(lost) if prefilling else max(decoding, sum(len(request.samples) for request in lost))
         self._entering = failed = None
         self._prefixes.clear()
+        if not lost:  # one step ahead, a step may be under way whose rows have all ended
+            self._room.free(doing, why, "all rows of this step had ended, and none is lost")
+            return []
         unshared = rows == 1 and queue.shares_memory(lost[0])
         if rows > 1:
             self._room.halve(rows, max(load.longest, *(request.reach for request in lost)), doing, why)

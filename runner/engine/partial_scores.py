@@ -1,5 +1,6 @@
 """A row that is being scored: collects its scores piece by piece and makes the outcome of them. Knows no model and no batches."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 from ...kernels import divergence, logprobs
 from ...kernels.divergence import Divergence
 from ...kernels.logprobs import Scores
+from ..core.errors import RowError
 from ..core.outcomes import Failure, Scored
 from ..core.requests import ScoreRequest
 
@@ -48,13 +50,19 @@ class PartialScores:
         self.scores, self.divergences = new.scores, new.divergences
         return dropped
 
-    def outcome(self, nothing: Scores, compared: bool) -> Scored | Failure:
-        """Joins the pieces and lets them go. ``nothing``: scores of no tokens; ``compared``: there is a reference model."""
+    def outcome(self, nothing: Scores, unread: Sequence[RowError | None]) -> Scored | Failure:
+        """Joins the pieces and lets them go.
+
+        nothing: scores of no tokens. unread: for the model, and for the reference where there is one, why it has not read a picture.
+        """
+        compared, fault = len(unread) > 1, next(filter(None, unread), None)
         scores = tuple(logprobs.join_scores([nothing, *pieces]) for pieces in self.scores)
         against = tuple(divergence.join_divergences([NO_DIVERGENCE, *pieces]) for pieces in self.divergences) if compared else None
         message = _fault(self.request, "model", [s.logprobs for s in scores])
         message = message or _fault(self.request, "reference model", [d.reference_logprobs for d in against or ()])
         self.scores, self.divergences, self.done = [], [], True
+        if fault is not None:
+            return Failure(self.request.row, None, 0, fault.stage, fault.name, str(fault), "")
         if message:
             return Failure(self.request.row, None, 0, "score", "NotANumber", message, "")
         return Scored(self.request.row, scores, against)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..core.arrays import Ids
+from ..core.images import PromptImage
 from ..core.logprob_options import LogprobOptions
 from ..core.outcomes import Failure, Generated, Scored
 from ..core.requests import Passage, Request, ScoreRequest
@@ -45,14 +46,17 @@ class Reference:
 
     def _scored(self, finished: list[Finished], temperature: float, stopped: Callable[[], bool]) -> Iterator[Generated | Failure]:
         scorer = Scorer(scoring_setup(self.setup, temperature))
-        requests = [reference_request(at, each.request.prompt.ids, each.outcome.ids) for at, each in enumerate(finished)]
+        requests = [
+            reference_request(at, each.request.prompt.ids, each.outcome.ids, each.request.prompt.images) for at, each in enumerate(finished)
+        ]
         for scored in scorer.run(one_window(requests), stopped):
             outcome = finished[scored.row].outcome
             if isinstance(scored, Scored):
                 scores = scored.scores[0]
                 yield replace(outcome, ref_logprobs=scores.logprobs, ref_tempered_logprobs=scores.tempered)
             elif isinstance(scored, Failure):
-                yield replace(scored, row=outcome.row, sample=outcome.index, stage="reference")
+                stage = "reference" if scored.stage == "score" else scored.stage
+                yield replace(scored, row=outcome.row, sample=outcome.index, stage=stage)
 
 
 def scoring_setup(setup: Setup, temperature: float) -> Setup:
@@ -62,7 +66,7 @@ def scoring_setup(setup: Setup, temperature: float) -> Setup:
     return replace(setup.split_anew(), wanted=LogprobOptions(echo=True, temperature=temperature), limits=limits)
 
 
-def reference_request(row: int, prompt: Ids, completion: Ids) -> ScoreRequest:
-    """Returns a request for the logprobs of a completion's tokens [N] after its prompt's [T]."""
+def reference_request(row: int, prompt: Ids, completion: Ids, images: tuple[PromptImage, ...] = ()) -> ScoreRequest:
+    """Returns a request for the logprobs of a completion's tokens [N] after its prompt's [T]. images: the prompt's."""
     ids = np.concatenate([prompt, completion])
-    return ScoreRequest(row, (Passage(ids, np.arange(len(prompt), len(ids), dtype=np.int32)),))
+    return ScoreRequest(row, (Passage(ids, np.arange(len(prompt), len(ids), dtype=np.int32)),), images=images)

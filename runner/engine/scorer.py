@@ -19,15 +19,15 @@ from numpy.typing import NDArray
 from ...kernels.divergence import Divergence
 from ...kernels.logprobs import Scores
 from ..caches.image_blocks import uncut
-from ..core.errors import first_line
+from ..core.errors import first_line, is_out_of_memory
 from ..core.outcomes import Failure, Outcome
 from ..core.progress import Progress
-from ..core.requests import Ids, ScoreRequest
+from ..core.requests import ScoreRequest
 from ..layers.logit_scores import no_scores
 from ..layers.state_scores import read_scores
-from ..models.device_memory import is_out_of_memory
-from ..scheduler.prefix_tree import Owner, PassageRead, Segment, bucket_length, forest, passage_input
+from ..scheduler.prefix_tree import Owner, Segment, bucket_length, forest, passage_input
 from ..scheduler.score_batches import child_turns, fixed_batches, scoring_limits, segment_batches
+from ..scheduler.score_calls import batch_width, call_reads, padded_tokens
 from .batch_caches import BatchCaches, batch_caches
 from .interface import FixedWeights
 from .oom_backoff import MemoryBackoff
@@ -52,15 +52,6 @@ class _Window:
         """Drops the rows that are done. Returns True while others are left."""
         self.rows, self.batch = [row for row in self.rows if not row.done], []
         return bool(self.rows)
-
-
-@dataclass(slots=True, frozen=True)
-class _CallRead:
-    """A passage's part in one call of the model: at [N] flat indices of its hidden states, targets [N]."""
-
-    read: PassageRead
-    at: NDArray[np.intp]
-    targets: Ids
 
 
 class Scorer(FixedWeights):
@@ -172,7 +163,7 @@ class Scorer(FixedWeights):
             yield from self._score_batch(window, batch, caches)
             yield from self._score_children(window, batch, caches, held_bytes)
             if reusable:
-                caches.trim(_width(batch))
+                caches.trim(batch_width(batch))
                 spare = caches
 
     def _score_children(self, window: _Window, batch: list[Segment], caches: BatchCaches, held_bytes: float) -> Iterator[Outcome]:
@@ -199,7 +190,7 @@ class Scorer(FixedWeights):
             window.batch = batch
             if len(batch) < caches.rows:
                 caches.keep_first(len(batch))
-            width = _width(batch)
+            width = batch_width(batch)
             if caches.trimmable(width):
                 yield from self._score_batch(window, batch, caches)
                 caches.trim(width)
@@ -207,13 +198,13 @@ class Scorer(FixedWeights):
                 yield from self._score_batch(window, batch, caches.copied())
 
     def _caches(self, batch: list[Segment], parent: BatchCaches | None = None, spare: BatchCaches | None = None) -> BatchCaches:
-        return batch_caches(self._models, len(batch), _width(batch), not batch[0].children, parent, spare)
+        return batch_caches(self._models, len(batch), batch_width(batch), not batch[0].children, parent, spare)
 
     # ------------------------------------------------------------------------------------------- calls of the model
 
     def _score_batch(self, window: _Window, batch: list[Segment], caches: BatchCaches) -> Iterator[Outcome]:
         """Runs a batch through the models on top of ``caches``, call by call; yields outcomes of the requests that it completes."""
-        tokens = _padded_tokens(batch)
+        tokens = padded_tokens(batch)
         rows, width = tokens.shape
         self.progress.note_in_flight(
             {window.rows[row].request.row for segment in batch for part in segment.reads for row, _ in part.owners}
@@ -244,7 +235,7 @@ class Scorer(FixedWeights):
 
     def _read_call(self, window: _Window, batch: list[Segment], states: list[mx.array], at: int, width: int) -> Iterator[Outcome]:
         """Scores all targets that one call's ``states`` [B, width, H] predict; ``at``: the call's first column of the batch."""
-        reads = list(_call_reads(batch, at, width))
+        reads = list(call_reads(batch, at, width))
         if not reads:
             return
         flat = [state.reshape(-1, state.shape[-1]) for state in states]
@@ -269,32 +260,8 @@ class Scorer(FixedWeights):
             yield self._outcome(row)
 
     def _outcome(self, row: PartialScores) -> Outcome:
-        outcome = row.outcome(no_scores(self._wanted), len(self._models) > 1)
+        unread = [model.network.unread(row.request.images) for model in self._models]
+        outcome = row.outcome(no_scores(self._wanted), unread)
         self.progress.prompt += sum(len(passage.ids) for passage in row.request.passages)
         self._room.done()
         return outcome
-
-
-def _width(batch: list[Segment]) -> int:
-    return max(len(segment) for segment in batch)
-
-
-def _padded_tokens(batch: list[Segment]) -> NDArray[np.int32]:
-    """Returns the segments' own tokens [B, T], padded on the right."""
-    tokens = np.zeros((len(batch), _width(batch)), np.int32)
-    for row, segment in zip(tokens, batch, strict=True):
-        row[: len(segment)] = segment.ids[segment.start :]
-    return tokens
-
-
-def _call_reads(batch: list[Segment], at: int, width: int) -> Iterator[_CallRead]:
-    """Yields what a call of the ``width`` columns from ``at`` on says about each passage: the token at position t predicts t + 1."""
-    for row, segment in enumerate(batch):
-        begin = segment.start + at
-        end = min(begin + width, len(segment.ids))
-        for read in segment.reads:
-            passage = read.passage
-            first, last = np.searchsorted(passage.positions, (begin + 1, end + 1))
-            if first < last:
-                positions = passage.positions[first:last]
-                yield _CallRead(read, row * width + positions.astype(np.intp) - 1 - begin, passage.ids[positions])

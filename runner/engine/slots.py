@@ -18,6 +18,7 @@ from ...kernels.sampling.grammar_mask import WORD, Allowed, must_end
 from ...kernels.sampling.logits_processors import Edits
 from ...kernels.sampling.parameters import Parameters
 from ...kernels.sampling.top_choices import TopChoices
+from ..core.errors import RowError
 from ..core.guide import Guide
 from ..core.images import FIRST_IMAGE_ID
 from ..core.requests import Request, Sample, Sampling
@@ -46,7 +47,7 @@ class Active:
     stopper: Stopper | None
     guide: Guide | None
     seen: NDArray[np.int32]  # the prompt's distinct ids, if a penalty needs them
-    fault: str | None = None  # what is wrong with the prompt: the row ends with its first token
+    fault: RowError | None = None  # what is wrong with the prompt: the row ends with its first token
     repetition: Repetition | None = None  # what DRY penalises; made when the row gets its slot
     kept: list[NDArray[np.int32]] = field(default_factory=list[NDArray[np.int32]])  # for each token the ids that could be drawn
 

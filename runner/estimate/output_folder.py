@@ -11,6 +11,7 @@ from ...configs.schema import JobConfig
 from ..core.errors import RunDirError
 from ..core.shard_layout import rounds_of
 from ..files.folder_lock import holder, refuse_strangers
+from ..images.named_files import files_fingerprint
 from ..pipeline.run_spec import RunSpec
 from ..runs.drift import identity_drift, inputs_drift, rounds_drift
 from ..runs.run_dir import MARK
@@ -42,7 +43,10 @@ def output_state(config: JobConfig, spec: RunSpec) -> OutputState:
         stored = stored_run(paths.root)
     except RunDirError as error:
         return OutputState("refused", 0, (str(error),))
-    now: dict[str, Any] = {"config": config.model_dump(mode="json"), "inputs": spec.scan.fingerprint()}
+    inputs = spec.scan.fingerprint()
+    if spec.images is not None and (files := files_fingerprint(spec.scan, config, stored["inputs"].get("pictures"))) is not None:
+        inputs = inputs | {"pictures": files}
+    now: dict[str, Any] = {"config": config.model_dump(mode="json"), "inputs": inputs}
     drift = identity_drift(stored["identity"], spec.identity(config)) + inputs_drift(stored["inputs"], now["inputs"])
     drift += rounds_drift(stored, now)
     if drift:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...configs.visible import visible
 from ..core.errors import RowError
 from .sources import picture_error
 
@@ -50,7 +51,7 @@ def chat_pictures(messages: Sequence[Message], where: str, images: Sequence[Name
     waiting = iter(images)
     holes = [part for message in messages for part in _picture_parts(message) if part_picture(part) is None]
     if holes and len(holes) != len(images):
-        raise _uneven(where, len(holes), len(images))
+        raise _uneven(where, holes, len(images))
     if images and not holes:
         messages = _put_first(messages, len(images))
     pictures: list[NamedPicture] = []
@@ -98,8 +99,13 @@ def _put_first(messages: Sequence[Message], count: int) -> list[Message]:
     return made
 
 
-def _uneven(where: str, holes: int, images: int) -> RowError:
-    parts = f"{holes} part{'s' * (holes != 1)} of the type image without a picture of {'its' if holes == 1 else 'their'} own"
+def _uneven(where: str, holes: list[dict[str, Any]], images: int) -> RowError:
+    count = len(holes)
+    parts = f"{count} part{'s' * (count != 1)} of the type image without a picture of {'its' if count == 1 else 'their'} own"
+    if strange := next((part for part in holes if part.keys() - {"type", "detail"}), None):
+        keys = ", ".join(visible(str(name)) for name in strange)
+        cure = f"the picture of a part is under {', '.join(_HOLDS[:-1])} or {_HOLDS[-1]}"
+        return picture_error(f"{where} has {parts}: one has the keys {keys}; {cure}")
     if not images:
         return picture_error(f"{where} has {parts}, and there is none in prompt.images; expected one for each part")
     return picture_error(f"{where} has {parts}, and prompt.images gives {images} picture{'s' * (images != 1)}; expected one for each part")

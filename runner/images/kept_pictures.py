@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from ...configs.schema import JobConfig
+from .row_pictures import messages_column
 from .sources import data_url_bytes
 
 _URL = re.compile(r"data:image/[\w.+-]+(?:;[\w=.+-]+)*;base64,[A-Za-z0-9+/=_%-]{64,}", re.IGNORECASE)
@@ -59,7 +60,7 @@ def _columns(config: JobConfig) -> set[str]:
         return set()
     if config.data.format == "openai":
         return {"body"}
-    paths = (config.prompt.images, config.prompt.messages)
+    paths = (config.prompt.images, messages_column(config))
     return {name for path in paths if path is not None for name in (path, path.split(".")[0])}
 
 

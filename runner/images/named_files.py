@@ -4,7 +4,7 @@ The fingerprint is in blocks of rows, as an input may grow at its end. Contents 
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -23,25 +23,28 @@ from ..files.file_stamp import is_settled, stamp_of
 from ..files.file_stamp import sha256 as file_sha256
 from ..text.prompt_templates import PICTURE_PARTS
 from .content_parts import listed_pictures, part_picture
-from .row_pictures import folder_beside, picture_folders
+from .row_pictures import folder_beside, messages_column, picture_folders
 from .sources import PictureSources
 
 BLOCK = 1024  # rows
 _FIRST = 64  # rows that show whether a column with bytes names files too
 
 
-def files_fingerprint(scan: Scan, config: JobConfig, stored: dict[str, Any] | None) -> dict[str, Any] | None:
+def files_fingerprint(
+    scan: Scan, config: JobConfig, stored: dict[str, Any] | None, absent: Callable[[int, Path], bool] | None = None
+) -> dict[str, Any] | None:
     """Returns ``{"rows", "stamps", "contents"}``: of the rows, a digest a block of the files' stamps, and one of their contents.
 
     stored: what the run's last start returned, None at its first. ``at``: where the stored rows end inside a block, the digest of that
-    part of it. None where rows name no files: they hold their pictures.
+    part of it. absent: says of a row's number and a file whether it counts as not there. None where rows name no files: they hold their
+    pictures.
     """
     sources = PictureSources(picture_folders(config.data), fetch=False)
     rows = read_rows(scan, config.data, [range(scan.rows)])
     begin = list(islice(rows, _FIRST))
     if "binary" in str(scan.schema) and not any(True for row in begin for _ in named_files(row, config, sources)):
         return None
-    blocks, had = _Blocks(stored), None if stored is None else int(stored["rows"])
+    blocks, had = _Blocks(stored, absent), None if stored is None else int(stored["rows"])
     for number, row in enumerate(_all(begin, rows)):
         if number == had and number % BLOCK:
             blocks.note_end(number)
@@ -81,7 +84,7 @@ def named_values(row: Row, config: JobConfig) -> Iterator[object]:
     """Yields what a row says its pictures are: those of ``prompt.images``, then those of the parts of its messages."""
     if (column := config.prompt.images) is not None:
         yield from (picture.value for picture in listed_pictures(lookup(row.columns, column), column))
-    chat = "body" if config.data.format == "openai" else config.prompt.messages
+    chat = "body" if config.data.format == "openai" else messages_column(config)
     if chat is not None:
         yield from (value for value in _parts(lookup(row.columns, chat)) if value is not None)
 
@@ -116,6 +119,7 @@ class _Blocks:
     """The blocks so far. files: of the open block, a list a row."""
 
     stored: dict[str, Any] | None
+    absent: Callable[[int, Path], bool] | None = None
     stamps: list[str] = field(default_factory=list[str])
     contents: list[str] = field(default_factory=list[str])
     at: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -153,10 +157,11 @@ class _Blocks:
         return digest.hexdigest()[:32]
 
     def _contents(self) -> str:
-        digest = sha256()
+        digest, first = sha256(), len(self.stamps) * BLOCK
         for number, files in enumerate(self.files):
             for path in files:
-                digest.update(f"{number} {self._hash(path)}\n".encode())
+                there = self.absent is None or not self.absent(first + number, path)
+                digest.update(f"{number} {self._hash(path) if there else 'none'}\n".encode())
         return digest.hexdigest()[:32]
 
     def _hash(self, path: Path) -> str:

@@ -19,10 +19,12 @@ from ..core.arrays import Ids
 from ..core.errors import ModelError, RowError
 from ..core.images import PromptImage
 from ..core.requests import Prompt
+from ..text.assistant_spans import AssistantTurns, Span, token_spans, without_special
 from ..text.tokenizer import Tokenizer
 from .processors import PictureLayout
 from .sources import picture_error
 
+RAW = "prompt.text"  # writes the places where no chat template does
 _MARK = "\ufdd0"  # no character: Unicode keeps it for a program's own use
 
 
@@ -125,6 +127,22 @@ class PictureText:
         ids[own] = pictures
         return Prompt(self.shown, ids, _shown_starts(starts, spans, len(token)), self.images)
 
+    def turns(self, spans: Sequence[Span]) -> AssistantTurns:
+        """Returns a chat's ids, with the assistant's turns. spans: these in the marked text. Raises RowError, also for a picture in one."""
+        for turn, (start, end) in enumerate(spans, 1):
+            if self.marks.image_token in self.marked[start:end]:
+                cure = "give the picture to a turn of the user's, or leave it out"
+                raise picture_error(f"the assistant's turn {turn} holds a picture, whose tokens have no logprobs; {cure}")
+        prompt = self.prompt()
+        tokens = token_spans(self.marked, prompt.ids, spans, self._beginning)
+        shown = tuple((len(self.marks.unmarked(self.marked[:start])), len(self.marks.unmarked(self.marked[:end]))) for start, end in spans)
+        return AssistantTurns(prompt, shown, tokens, without_special(prompt, shown, self.tokenizer.special))
+
+    def _beginning(self, marked: str) -> Ids:
+        """Returns the ids of a beginning of the marked text."""
+        pictures = self.pictures[: marked.count(self.marks.image_token)]
+        return replace(self, marked=marked, pictures=pictures).prompt().ids
+
     def _encoded(self, text: str, open_end: bool) -> tuple[Ids, Ids]:
         """Returns ids of a marked text, and the code points at which they start without marks."""
         first, *others = self.marks.pieces(text)
@@ -144,14 +162,14 @@ class PictureText:
 
     def _miscounted(self, places: int) -> RowError:
         token, pictures = self.marks.image_token, len(self.pictures)
-        if places < pictures and self.raw:
-            cure = f"write {token} into prompt.text where a picture stands (text of a row that spells it is text)"
+        if places < pictures and self.who == RAW:
+            cure = f"write {token} where it stands (a row's own text that spells it is text), or use prompt.user, which places it"
         elif places < pictures:
             cure = "the template leaves pictures out where this row has them"
         else:
             cure = "give each a picture, or take it out"
         found = f"{self.who} has {places} place{'s' * (places != 1)} for pictures ({token})"
-        return picture_error(f"{found}, and the row {pictures} picture{'s' * (pictures != 1)}; {cure}")
+        return picture_error(f"{found}, but the row has {pictures} picture{'s' * (pictures != 1)}; {cure}")
 
 
 def _marked(token: str) -> str:

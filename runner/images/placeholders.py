@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from ..core.errors import DataError, RowError
 from ..core.images import ImageTable
+from ..text.assistant_spans import AssistantTurns
 from ..text.tokenizer import NOTHING, Tokenizer
 from .content_parts import Message, NamedPicture, chat_pictures
-from .picture_text import PictureText, PlacedPicture, PlaceMarks
+from .picture_text import RAW, PictureText, PlacedPicture, PlaceMarks
 from .pictures import read_picture
-from .processors import ImageProcessor, PictureLayout
+from .processors import ImageProcessor, Size
 from .sources import PictureSources, picture_error
 
 _REMEMBERED = 1 << 16  # pictures that need not be decoded again to know that they can be
@@ -31,7 +32,7 @@ class PictureEncoder:
     def __init__(self, tokenizer: Tokenizer, processor: ImageProcessor, sources: PictureSources, most_pixels: int):
         self._tokenizer, self._processor = tokenizer, processor
         self._sources, self._most_pixels = sources, most_pixels
-        self._layouts: OrderedDict[str, PictureLayout] = OrderedDict()
+        self._sizes: OrderedDict[str, Size] = OrderedDict()
         self._marks = PlaceMarks(processor.image_token, processor.feature_token)
         self.table = ImageTable(processor.placeholder)
 
@@ -53,20 +54,32 @@ class PictureEncoder:
 
         where: the column of the messages, for messages about them. images: those of ``prompt.images``. beside: the row's folder.
         """
+        turns, placed = self._chat(messages, where, images, beside)
+        text = self._tokenizer.chat_text(turns, self._marks.marked(prefill), variables)
+        return self._text(text, placed, "the chat template", raw=False)
+
+    def whole_chat(self, messages: Sequence[Message], where: str, images: Sequence[NamedPicture], beside: Path) -> AssistantTurns:
+        """Encodes a whole chat, with the assistant's turns that its template marks. Arguments as in ``chat_text``. Raises RowError."""
+        turns, placed = self._chat(messages, where, images, beside)
+        text, spans = self._tokenizer.turns_text(turns)
+        return self._text(text, placed, "the chat template", raw=False).turns(spans)
+
+    def _chat(
+        self, messages: Sequence[Message], where: str, images: Sequence[NamedPicture], beside: Path
+    ) -> tuple[list[Message], list[PlacedPicture]]:
+        """Returns marked messages for the chat template, and their pictures."""
         chat = chat_pictures(messages, where, images)
         if chat.pictures and not self._takes_pictures:
             raise picture_error("the model's chat template has no place for pictures; set prompt.chat_template to one that has")
         turns = chat.messages if self._takes_strings else [_as_parts(message) for message in chat.messages]
-        placed = [self._placed(picture, beside) for picture in chat.pictures]
-        text = self._tokenizer.chat_text(self._marks.marked(turns), self._marks.marked(prefill), variables)
-        return self._text(text, placed, "the chat template", raw=False)
+        return self._marks.marked(turns), [self._placed(picture, beside) for picture in chat.pictures]
 
     def raw_text(self, render: Callable[[Any], str], columns: dict[str, Any], images: Sequence[NamedPicture], beside: Path) -> PictureText:
         """Renders a raw text, in which the template itself says where pictures stand. render: from columns to text. Raises RowError."""
         text, marked = render(columns), self._marks.marked(columns)
         if marked != columns and self._marks.unmarked(spelled := render(marked)) == text:  # else the template changes what rows spell
             text = spelled
-        return self._text(text, [self._placed(picture, beside) for picture in images], "prompt.text", raw=True)
+        return self._text(text, [self._placed(picture, beside) for picture in images], RAW, raw=True)
 
     def _text(self, marked: str, placed: Sequence[PlacedPicture], who: str, *, raw: bool) -> PictureText:
         return PictureText(marked, tuple(placed), self._tokenizer, self._marks, self._processor.placeholder, who, raw)
@@ -77,19 +90,21 @@ class PictureEncoder:
         data = source.read()
         contents = sha256(data).hexdigest()
         digest = sha256(f"{contents} {self._processor.settings}".encode()).hexdigest()
-        layout = self._layouts.pop(digest, None)
-        if layout is None:
-            layout = self._processor.layout(read_picture(data, source.name, self._most_pixels), source.name)
-        self._layouts[digest] = layout
-        if len(self._layouts) > _REMEMBERED:
-            self._layouts.popitem(last=False)
+        size = self._sizes.pop(digest, None)
+        layout = None if size is None else self._processor.known_layout(size)
+        if size is None or layout is None:
+            image = read_picture(data, source.name, self._most_pixels)
+            size, layout = image.size, self._processor.layout(image, source.name)
+        self._sizes[digest] = size
+        if len(self._sizes) > _REMEMBERED:
+            self._sizes.popitem(last=False)
         kept, name = None if source.path else data, source.name
 
         def inputs() -> dict[str, NDArray[Any]]:
             try:
                 found = source.read() if kept is None else kept
                 if kept is None and sha256(found).hexdigest() != contents:
-                    raise DataError(f"{name} changed while the run read it; put it back, and start the run again")
+                    raise DataError(f"{name} changed while the run read it; put it back as it was, then run again with --retry-errors")
                 return self._processor.inputs(read_picture(found, name, self._most_pixels), name)
             except RowError as error:
                 raise DataError(str(error)) from error

@@ -13,6 +13,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,9 +29,11 @@ from .sources import picture_error
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+Size = tuple[int, int]  # width and height
+
 _SIZES = 4096  # of pictures whose layouts are remembered
 _FILES = ("processor_config.json", "preprocessor_config.json")
-_NO_INPUTS = {"rows", "cols", "num_crops"}  # what processors say of a picture that no tower takes
+_NO_INPUTS = {"rows", "cols", "num_crops", "num_patches"}  # what processors say of a picture that no tower takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ class ImageProcessor:
 
     def __init__(self, hf: Any, placeholder: int):
         self._hf, self.placeholder = hf, placeholder
-        self._layouts: OrderedDict[tuple[int, int], PictureLayout] = OrderedDict()
+        self._layouts: OrderedDict[Size, PictureLayout] = OrderedDict()
 
     @property
     def image_token(self) -> str:
@@ -77,17 +80,22 @@ class ImageProcessor:
 
     def layout(self, image: "Image", name: str) -> PictureLayout:
         """Returns what fills the place of a picture. name: for messages. Raises RowError where the processor refuses the picture."""
-        known = self._layouts.pop(image.size, None)
+        known = self.known_layout(image.size)
         if known is None:
-            known = self._layout_of(image, name)
-        self._layouts[image.size] = known
-        if len(self._layouts) > _SIZES:
-            self._layouts.popitem(last=False)
+            known = self._layouts[image.size] = self._layout_of(image, name)
+            if len(self._layouts) > _SIZES:
+                self._layouts.popitem(last=False)
         return known
+
+    def known_layout(self, size: Size) -> PictureLayout | None:
+        """Returns what fills the place of a picture of this size; None where no such picture has come lately."""
+        if size in self._layouts:
+            self._layouts.move_to_end(size)
+        return self._layouts.get(size)
 
     def inputs(self, image: "Image", name: str) -> dict[str, NDArray[Any]]:
         """Returns what the model's tower takes of one picture: ``pixel_values``, and what stands beside them. Raises as ``layout``."""
-        made = self._attempt(lambda: self._hf.image_processor([image], **self._keywords, return_tensors="np"), name)
+        made, _ = self._attempt(lambda: self._hf._process_images([image], **self._keywords | {"return_tensors": "np"}), name)
         return {key: np.asarray(value) for key, value in made.items() if key not in _NO_INPUTS}
 
     def _layout_of(self, image: "Image", name: str) -> PictureLayout:
@@ -160,7 +168,11 @@ def load_image_processor(folder: Path, config: dict[str, Any], tokenizer: Any) -
     finally:
         log.setLevel(before)
     if not getattr(hf, "image_token", None) or getattr(hf, "image_processor", None) is None:
-        raise ModelError(f"model.path: the processor in {folder} ({type(hf).__name__}) says no text for a picture's place")
+        found = f"the processor in {folder} ({type(hf).__name__}) says no text for a picture's place"
+        cure = (
+            "models of two towers, such as CLIP and SigLIP, are not read; take one whose prompts hold pictures, such as Qwen3-VL-Embedding"
+        )
+        raise ModelError(f"model.path: {found}: {cure}")
     named = (config.get(name) for name in ("image_token_id", "image_token_index"))
     placeholder = next((each for each in named if isinstance(each, int)), hf.image_token_id)
     return ImageProcessor(hf, int(placeholder))
@@ -178,13 +190,28 @@ def _processor(folder: Path, config: dict[str, Any], tokenizer: Any) -> Any:
     name = told.get("processor_class") or plain.get("processor_class") or PROCESSOR_MAPPING_NAMES.get(model_type)
     if name is None or not hasattr(transformers, name):
         raise ValueError(f"transformers has no processor for {name or model_type}")
-    their = getattr(transformers, name)
+    their = processor_class(name)
     _without_videos(their)
     # Its own checks want a processor of videos, which needs torch; rows hold none.
     kind = type(their.__name__, (their,), {"check_argument_for_proper_class": lambda self, name, value: None})
     parts = {"tokenizer": tokenizer, "image_processor": AutoImageProcessor.from_pretrained(folder, backend="pil")}
     _complete(told, model_type, config)
     return kind.from_args_and_dict([parts.get(each) for each in kind.get_attributes()], told)
+
+
+def processor_class(name: str) -> Any:
+    """Returns a processor of transformers. Pixtral's asks for torchvision, though it needs one function that the Pillow module has too."""
+    import transformers
+
+    found = getattr(transformers, name)
+    if not getattr(found, "is_dummy", False):
+        return found
+    tensors, pillows = (found.__module__.replace(".processing_", f".image_processing_{kind}") for kind in ("", "pil_"))
+    sys.modules[tensors] = import_module(pillows)
+    try:
+        return getattr(import_module(found.__module__), name)
+    finally:
+        del sys.modules[tensors]
 
 
 def _without_videos(kind: Any) -> None:

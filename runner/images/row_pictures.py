@@ -14,15 +14,17 @@ import pyarrow as pa
 from ...configs.data import DataConfig
 from ...configs.errors import BulkError, ConfigError
 from ...configs.schema import JobConfig, PromptConfig
+from ...configs.score import ScoreConfig
 from ..core.errors import ModelError
 from ..core.requests import Row
 from ..data.column_paths import lookup
 from ..data.input_folder import glob_folder
 from ..data.spooled_stdin import SPOOL_NAMES
 from ..data.type_inference import JSON_METADATA
+from ..text.assistant_spans import AssistantTurns
 from ..text.prompt_templates import Chat, Rendered, Text
 from ..text.tokenizer import NOTHING, Tokenizer
-from .content_parts import listed_pictures
+from .content_parts import Message, NamedPicture, listed_pictures
 from .picture_text import PictureText
 from .placeholders import PictureEncoder
 from .processors import load_image_processor
@@ -44,14 +46,22 @@ class RowPictures:
 
     def text_of(self, rendered: Rendered, variables: Mapping[str, Any] = NOTHING) -> PictureText:
         """Returns the text of a rendered prompt, with its pictures. variables: the chat template's, for this prompt. Raises RowError."""
-        column, folder, render = self.config.images, folder_beside(self.row), self.render
-        images = [] if column is None else listed_pictures(lookup(self.row.columns, column), column)
+        images, folder, render = self._images, folder_beside(self.row), self.render
         if isinstance(rendered, Chat):
             where = self.config.messages or "messages"
             return self.encoder.chat_text(rendered.messages, rendered.prefill or "", variables, where, images, folder)
         if render is None:
             return self.encoder.raw_text(lambda columns: columns["text"], {"text": rendered.text}, images, folder)
         return self.encoder.raw_text(lambda columns: _raw(render(columns)), self.row.columns, images, folder)
+
+    def turns_of(self, messages: list[Message], where: str) -> AssistantTurns:
+        """Returns a whole chat with its pictures and the assistant's turns. where: the messages' column. Raises RowError."""
+        return self.encoder.whole_chat(messages, where, self._images, folder_beside(self.row))
+
+    @property
+    def _images(self) -> list[NamedPicture]:
+        column = self.config.images
+        return [] if column is None else listed_pictures(lookup(self.row.columns, column), column)
 
 
 def _raw(rendered: Rendered) -> str:
@@ -104,13 +114,19 @@ def require_same_processor(pictures: PictureEncoder, folder: Path, model: Mappin
         raise ModelError(f"{key}: {found}, so it would see other pixels; expected the same preprocessor_config.json")
 
 
+def messages_column(config: JobConfig) -> str | None:
+    """Returns the column of chats that may hold pictures: those that are scored, or those of the prompt; None without one."""
+    scored = config.score.messages if isinstance(config, ScoreConfig) else None
+    return scored or config.prompt.messages
+
+
 def may_hold_pictures(config: JobConfig, schema: pa.Schema) -> bool:
     """Returns False where no row can have a picture, as its columns show."""
-    if config.job not in ("generate", "rollout", "score"):
+    if config.job not in ("generate", "rollout", "score", "embed"):
         return False
     if config.prompt.images is not None or config.data.format == "openai":
-        return True
-    path = config.prompt.messages
+        return config.job != "embed" or config.prompt.images is not None  # requests for embeddings bring texts alone
+    path = messages_column(config)
     if path is None:
         return False
     column = path.split(".")[0] if path not in schema.names else path

@@ -9,8 +9,9 @@ from base64 import b64decode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from socket import gaierror
 from typing import Any
-from urllib.error import URLError
+from urllib.error import HTTPError, URLError
 from urllib.parse import unquote, unquote_to_bytes, urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
@@ -57,7 +58,8 @@ class PictureSources:
         if isinstance(value, Mapping):
             return self._of_mapping(value, where, beside)
         if not isinstance(value, str):
-            raise picture_error(f"{where}: found {_kind(value)}; expected a picture: a path, bytes, a data URL, or {{bytes, path}}")
+            taken = "a path, bytes, a data URL, an address, {bytes, path} or {url}; a column may also hold a list of these, or null"
+            raise picture_error(f"{where}: found {_found(value)}; expected a picture: {taken}")
         if not value.strip():
             raise picture_error(f"{where}: the path is empty; expected the path of a picture")
         if value[:5].lower() == "data:":
@@ -97,7 +99,8 @@ class PictureSources:
         if not any(place.is_relative_to(folder) and folder.is_dir() for folder in self.folders):  # a worker's machine lacks it
             cure = "put it there at the same path, or give pictures as bytes or data URLs"
             raise ModelError(f"data.path: {visible(str(place.parent))}, from which {where} names a picture, is not on this machine; {cure}")
-        return PictureSource(shown, lambda: _file_bytes(place, shown), place)
+        expected = "expected a picture's file" if Path(path).is_absolute() else _beginning(beside)
+        return PictureSource(shown, lambda: _file_bytes(place, shown, expected), place)
 
     def _on_the_web(self, url: str, where: str) -> PictureSource:
         shown = f"{where}: {visible(url[:200])}"
@@ -142,11 +145,20 @@ def _bytes_source(data: bytes, where: str) -> PictureSource:
     return PictureSource(where, read)
 
 
-def _file_bytes(place: Path, shown: str) -> bytes:
+def _beginning(beside: Path) -> str:
+    """Says where a row's relative paths begin."""
+    whole = beside.absolute()
+    kind = "the working directory" if whole == Path.cwd() else "the folder of the row's file"
+    return f"paths begin at {visible(str(whole))}, {kind}"
+
+
+def _file_bytes(place: Path, shown: str, expected: str) -> bytes:
+    """Returns a file's bytes. expected: follows the message on one that is not there."""
     try:
+        if not place.exists():
+            raise picture_error(f"{shown} is not there; {expected}")
         if not place.is_file():
-            found = "a folder" if place.is_dir() else "no regular file" if place.exists() else "not there"
-            raise picture_error(f"{shown} is {found}; expected a picture's file")
+            raise picture_error(f"{shown} is {'a folder' if place.is_dir() else 'no regular file'}; expected a picture's file")
         if (size := place.stat().st_size) > MOST_BYTES:
             raise picture_error(f"{shown} has {size >> 20:,} MiB; expected a picture of at most {MOST_BYTES >> 20} MiB")
         return place.read_bytes()
@@ -169,11 +181,28 @@ def _fetched(url: str, shown: str) -> bytes:
         with build_opener(_WebRedirects).open(request, timeout=FETCH_SECONDS) as answer:
             data: bytes = answer.read(MOST_BYTES + 1)
     except (OSError, ValueError) as error:  # URLError, timeouts and protocol errors
-        raise picture_error(f"{shown} cannot be fetched: {first_line(error)}") from None
+        raise picture_error(f"{shown} cannot be fetched: {_web_words(error)}") from None
     if len(data) > MOST_BYTES:
         raise picture_error(f"{shown} has more than {MOST_BYTES >> 20} MiB; expected a picture of at most that")
     return data
 
 
-def _kind(value: object) -> str:
-    return "null" if value is None else f"a value of the kind {type(value).__name__}"
+def _web_words(error: Exception) -> str:
+    """Says why an address was not read."""
+    if isinstance(error, HTTPError):
+        return f"the server answers {error.code} {visible(str(error.reason))}"
+    cause = error.reason if isinstance(error, URLError) else error
+    if isinstance(cause, gaierror):
+        return "no address is known for its host; check the name, and the network"
+    if isinstance(cause, ConnectionRefusedError):
+        return "its host refuses the connection"
+    if isinstance(cause, TimeoutError):
+        return f"no answer came within {FETCH_SECONDS} s"
+    if isinstance(cause, OSError) and cause.strerror:
+        return visible(cause.strerror)
+    return visible(cause) if isinstance(cause, str) else first_line(cause)
+
+
+def _found(value: object) -> str:
+    """Returns a value as a message shows it."""
+    return "null" if value is None else visible(str(value)[:60])

@@ -4,7 +4,7 @@ mlx-lm's modules pass no arguments of ours on to the layers inside them. So all 
 ``CallContext``: ``Network`` fills it in before a call and empties it afterwards. A network without our layers needs none.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from ...kernels.fused_logprobs import Product
 from ..caches.call_positions import CallPositions
-from ..core.images import ImagePart
+from ..core.errors import RowError
+from ..core.images import ImagePart, PromptImage
 
 CONTEXT = "_context"  # where a network and each layer of ours keep it: not among a module's parameters
 READER = "_image_reader"  # where a network keeps its ``ImageReader``
@@ -47,7 +48,11 @@ class ImageReader(Protocol):
     """What makes features of pictures for one network."""
 
     def placed(self, parts: list[ImagePart]) -> PlacedFeatures:
-        """Returns the features of a call's pictures. Raises DataError where a picture cannot be read any more."""
+        """Returns the features of a call's pictures; zeros for one that has none, see ``unread``."""
+        ...
+
+    def unread(self, images: Sequence[PromptImage]) -> RowError | None:
+        """Returns why one of a row's pictures has no features; None where nothing is wrong with them."""
         ...
 
 

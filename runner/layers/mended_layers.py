@@ -2,6 +2,7 @@
 
 Gemma 3's embeddings in float32: mlx-lm scales them by the root of their size in bfloat16, transformers in their own precision.
 Gemma 2's attention in a batch: its scores have five axes where heads share keys, and a batch's mask has four.
+Experts in half precision on a CPU: mlx multiplies rows of experts there in float32 alone.
 GPT-2's table of positions: mlx reads memory behind it for a row that has ended at the last position and stays in its batch.
 """
 
@@ -12,6 +13,9 @@ import mlx.core as mx
 from mlx import nn
 from mlx_lm.models import gemma2, gpt2, gpt_bigcode
 from mlx_lm.models.gemma3_text import Gemma3Model
+from mlx_lm.models.switch_layers import SwitchLinear
+
+from ...kernels import backend, grouped_linear, native
 
 
 class ScaledEmbedding(nn.Embedding):
@@ -66,6 +70,27 @@ class CappedAttention(gemma2.Attention):
         return super().__call__(x, mask, cache)
 
 
+class HalfExperts(SwitchLinear):
+    """``SwitchLinear`` whose weights stay in half precision and are multiplied in float32. The result has x's precision."""
+
+    def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
+        """x [..., 1, K], indices [...] -> [..., 1, N]."""
+        wide, weight = x.astype(mx.float32), self["weight"].astype(mx.float32)
+        bias = self["bias"].astype(mx.float32) if "bias" in self else None
+        try:
+            serves = not self.training and grouped_linear.suits(wide, weight, indices, bias)
+            product = (grouped_linear.on_cpu if serves else grouped_linear.reference)(wide, weight, indices, bias)
+        except native.Traced:
+            product = grouped_linear.reference(wide, weight, indices, bias)
+        return product.astype(x.dtype)
+
+
+def _mend_experts(network: Any, wherever: bool = False) -> None:
+    for layer in network.modules():
+        if type(layer) is SwitchLinear and (wherever or layer.weight.dtype != mx.float32):
+            layer.__class__ = HalfExperts
+
+
 def mend_layers(network: Any) -> None:
     """Gives a network's layers the classes above where they need them. Twice is as good as once."""
     for layer in network.modules():
@@ -76,12 +101,16 @@ def mend_layers(network: Any) -> None:
         elif isinstance(layer, gpt2.GPT2Model | gpt_bigcode.GPTBigCodeModel):
             table: Any = layer.wpe
             table.__class__ = TABLES.get(type(table), type(table))
+    if backend.device_name() == "cpu":
+        _mend_experts(network)
 
 
 def mended_alike(network: Any, other: Any) -> None:
     """Mends ``network``, of the same model file as ``other``, if that is mended."""
     if any(isinstance(layer, CappedAttention) for layer in other.modules()):
         mend_layers(network)
+    if any(isinstance(layer, HalfExperts) for layer in other.modules()):
+        _mend_experts(network, wherever=True)  # it gets the other's precision later
 
 
 def _scale_exactly(body: Gemma3Model) -> None:

@@ -5,6 +5,7 @@ arguments to our layers, and splits the network in body and head where the calle
 tokenizer's own placeholder, and their features go to the layer that puts them over the placeholder's embedding.
 """
 
+from collections.abc import Sequence
 from typing import Any, Literal, cast, overload
 
 import mlx.core as mx
@@ -14,7 +15,8 @@ from ...kernels.fused_logprobs import Product
 from ..caches.image_blocks import ImageBlocks, attends_in_blocks, seen_ahead
 from ..caches.row_positions import RowPositions
 from ..core.arrays import Ids
-from ..core.images import FIRST_IMAGE_ID, ImagePart, ImageTable
+from ..core.errors import RowError
+from ..core.images import FIRST_IMAGE_ID, ImagePart, ImageTable, PromptImage
 from .call_context import READER, ImageReader, PlacedFeatures, context_of
 from .kv_cache import Caches, make_caches, set_call_lengths
 from .lm_head import Head
@@ -93,6 +95,11 @@ class Network:
         reader: ImageReader | None = getattr(self.model, READER, None)
         assert reader is not None, "ids of pictures went to a network that reads text alone"
         return reader.placed(parts)
+
+    def unread(self, images: Sequence[PromptImage]) -> RowError | None:
+        """Returns why a row with these pictures cannot be done: one of them has no features, and zeros stood in their place."""
+        reader: ImageReader | None = getattr(self.model, READER, None)
+        return None if reader is None or not images else reader.unread(images)
 
     def _positions(self, rows: int, caches: Caches | None, pictures: bool) -> tuple[RowPositions | None, Caches | None]:
         """Returns the positions at which the rows of a call go on, None where the caches know them, and the layers' caches."""

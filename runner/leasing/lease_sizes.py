@@ -60,6 +60,11 @@ class WorkerPace:
             self._marks.popleft()
             self._rows -= self._marks[0][1]
 
+    def untold(self, now: float) -> int | None:
+        """Returns how many rows it may have finished since it told of some; None before the first ones."""
+        pace = self.rows_a_second(now)
+        return None if pace is None else ceil(pace * min(max(0.0, now - self._marks[-1][0]), REPORT_SECONDS))
+
     def rows_a_second(self, now: float) -> float | None:
         """Returns the rows that it finishes a second; None before the first ones. It falls while a worker that should tell does not."""
         if not self._rows:

@@ -8,17 +8,16 @@ Callers pass the time in, and what is recorded of rows that come back. Sends not
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import zip_longest
-from math import ceil
 
 from ..core.requests import BadRow, Row
 from ..core.shard_layout import Layout, Place
 from ..pipeline.row_requests import RecordedRows
 from ..store.shard_ledger import WHOLE, RecordedRow
 from .input_rows import InputRows
-from .lease_sizes import REPORT_SECONDS, Outlook, WorkerLoad, WorkerPace
+from .lease_sizes import Outlook, WorkerLoad, WorkerPace
 from .open_lease import OpenLease
 from .row_set import RowSet, clear_returned, weigh_loss
+from .rows_elsewhere import RowsElsewhere
 from .waiting_rows import WaitingRows
 
 FIRST_ROOM = 64  # rows that an engine may have at once which has not told it
@@ -54,7 +53,7 @@ class Leaser:
         self._held: dict[str, dict[str, OpenLease]] = {}  # by worker and name
         self._paces: dict[str, WorkerPace] = {}
         self._begun_before = set[int]()  # rows, by position, that workers had begun which have gone
-        self._elsewhere: dict[int, str] = {}  # rows that a worker has since before this start, by position: its lease
+        self._elsewhere = RowsElsewhere(self.leases, whole_shards)
 
     @property
     def exhausted(self) -> bool:
@@ -76,25 +75,34 @@ class Leaser:
     def deal(self, workers: Sequence[str], now: float) -> list[OpenLease]:
         """Returns new leases for workers that have too few; ``workers`` are all that can be given rows. Each gets one in turn."""
         dealt, wanting = list[OpenLease](), workers
-        while wanting:
-            given = [lease for worker in wanting if (lease := self.give(worker, workers, now)) is not None]
+        loads = {worker: self._load(worker, now) for worker in workers} if not self.exhausted else {}
+        while wanting and not self.exhausted:
+            given = [lease for worker in wanting if (lease := self._give(worker, loads, now)) is not None]
             dealt += given
             wanting = [lease.worker for lease in given]
         return dealt
 
     def give(self, worker: str, workers: Sequence[str], now: float) -> OpenLease | None:
         """Returns a new lease for one of ``workers``, which are all that can be given rows; None where it has enough, or nothing waits."""
-        load = self._load(worker, now)
+        return self._give(worker, {each: self._load(each, now) for each in workers}, now)
+
+    def _give(self, worker: str, loads: dict[str, WorkerLoad], now: float) -> OpenLease | None:
+        """As ``give``. loads: of all workers that can be given rows; the worker's is brought up to date."""
+        load = loads[worker]
         if self.exhausted or not load.wants(self._lease_seconds, self._whole_shards):
             return None
         waiting = max(1, self._left + self._waiting.count)
-        outlook = Outlook(waiting, [self._load(each, now) for each in workers], self._lease_seconds)
+        outlook = Outlook(waiting, list(loads.values()), self._lease_seconds)
         if self._whole_shards:
             size = self._layout.rows_per_shard if outlook.has_turn(load, min(waiting, self._layout.rows_per_shard)) else 0
         else:
             size = outlook.size(load)
         rows = self._next_rows(worker, size) if size else None
-        return None if rows is None else self._open(worker, rows, now)
+        if rows is None:
+            return None
+        lease = self._open(worker, rows, now)
+        loads[worker] = self._load(worker, now)
+        return lease
 
     def late(self, idle: str, workers: Sequence[str], now: float) -> tuple[OpenLease, RowSet] | None:
         """Returns rows that ``idle``, which has nothing to do, is to have, too, and the lease of another worker that they are in.
@@ -141,13 +149,14 @@ class Leaser:
     def begun(self, worker: str, now: float) -> list[int]:
         """Returns the positions of rows that the worker has begun and not finished, as far as the driver knows; they may be fewer.
 
-        Its engine has begun no more than it has room for, and has told of what it finished until some seconds ago.
+        Its engine has begun no more than it has room for, beside what it has finished since it told of some.
         """
         leases, pace = [lease for lease in self.of(worker) if lease.begun], self._pace_of(worker)
         if self._whole_shards:
             return [position for lease in leases for position in lease.given.positions]
         rows = [position for lease in leases for position in lease.left]
-        return rows[: pace.room + ceil(REPORT_SECONDS * (pace.rows_a_second(now) or len(rows)))]
+        untold = pace.untold(now)
+        return rows if untold is None else rows[: pace.room + untold]
 
     def note(self, worker: str, admitted: Collection[Place], resolved: Collection[Place], now: float) -> None:
         """Notes what a worker has sent: how many records each row has in all, and records that are there."""
@@ -193,7 +202,7 @@ class Leaser:
                     kept |= also
             if rows := [row for row in lease.given.rows if row.position not in kept]:
                 lost.append(lease.given.part(rows))
-        self._elsewhere = {position: name for position, name in self._elsewhere.items() if name in self.leases}
+        self._elsewhere.forget_ended()
         return lost
 
     def give_back(self, rows: RowSet, states: Sequence[RecordedRow]) -> list[RowSet]:
@@ -207,7 +216,7 @@ class Leaser:
         resolved = {state.position for state in states if state.resolved}
         if resolved.issuperset(rows.positions):
             return []
-        left = self._without_elsewhere(rows.rows if self._whole_shards else [row for row in rows.rows if row.position not in resolved])
+        left = self._elsewhere.without(rows.rows if self._whole_shards else [row for row in rows.rows if row.position not in resolved])
         if not left:
             return []
         places = {row.position for row in left}
@@ -230,9 +239,9 @@ class Leaser:
             if positions and name not in self.leases:
                 shard = self._layout.shard_of(positions[0])
                 self._hold(OpenLease(name, worker, RowSet(shard, []), now, begun=True, left=dict.fromkeys(positions)), now)
-                self._elsewhere.update(dict.fromkeys(positions, name))
+                self._elsewhere.add(name, positions)
                 self._begun_before.difference_update(positions)
-        self._waiting.thin_out(self._without_elsewhere)
+        self._waiting.thin_out(self._elsewhere.without)
 
     @property
     def _all(self) -> list[RowSet]:
@@ -248,7 +257,7 @@ class Leaser:
             return again
         while taken := self._input.take(self._layout, None if self._whole_shards else most):
             self._left -= len(taken)
-            rows = self._without_elsewhere(taken)
+            rows = self._elsewhere.without(taken)
             if rows:
                 places = tuple((row.position, sample) for row in rows for sample in self._samples(row.position))
                 return RowSet(self._layout.shard_of(rows[0].position), rows, places)
@@ -257,17 +266,6 @@ class Leaser:
     def _samples(self, position: int) -> list[int]:
         whole = [WHOLE] if self._recorded.failed(position) else []
         return whole + sorted(self._recorded.samples(position))
-
-    def _without_elsewhere(self, rows: list[Row | BadRow]) -> list[Row | BadRow]:
-        """Leaves out the rows that an adopted lease has; they are kept with it. A whole shard is not divided."""
-        names = [self._elsewhere.pop(row.position, None) for row in rows] if self._elsewhere else []
-        if self._whole_shards and (held := [name for name in names if name in self.leases]):
-            names = [held[0]] * len(rows)
-        for row, name in zip(rows, names, strict=False):
-            if name in self.leases:
-                assert name is not None
-                self.leases[name].given.rows.append(row)
-        return [row for row, name in zip_longest(rows, names) if name not in self.leases]
 
     def _is_open(self, lease: OpenLease, position: int) -> bool:
         """Returns True for a row that is not finished, and that no second worker has."""

@@ -10,6 +10,8 @@ import mlx.core as mx
 from mlx import nn
 
 from ..core.errors import ModelError
+from ..layers.lm_head import TEXT
+from ..vision.text_networks import text_weights
 from .weights_compat import Weights, mlx_lm_classes
 
 LM_HEADS = ("lm_head", "output", "embed_out")  # as mlx-lm's model files name them
@@ -52,12 +54,16 @@ def body_weights(weights: Weights, children: set[str]) -> Weights:
         found = f"its weights hold {dense[0]}, a layer that sentence-transformers keeps in a folder such as 2_Dense"
         raise ModelError(f"model.path: {found}; take the model's own folder, not a conversion that moves it")
     weights = {name: array for name, array in weights.items() if name.split(".")[0] not in {*OTHER_HEADS, *LM_HEADS}}
+    if TEXT in children and (own := text_weights(weights)):  # of a vision model, which ``AutoModel`` saves under names of its own
+        weights = {f"{TEXT}.{name}": array for name, array in own.items() if name.split(".")[0] not in LM_HEADS}
     bare = BODY in children and not any(name.split(".")[0] in children for name in weights)
     return {f"{BODY}.{name}": array for name, array in weights.items()} if bare else weights
 
 
 def _leave_out_heads(network: nn.Module, weights: Weights) -> None:
     """Puts a stand-in in the place of each LM head that has no weights, and states in the place of logits where the head is in the body."""
+    if isinstance(text := network.get(TEXT), nn.Module):
+        _leave_out_heads(text, {name.removeprefix(f"{TEXT}."): array for name, array in weights.items()})
     body = network.get(BODY)
     inner = body.get(INNER_HEAD) if isinstance(body, nn.Module) else None
     if isinstance(body, nn.Module) and isinstance(inner, nn.Linear):

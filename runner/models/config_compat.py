@@ -14,7 +14,7 @@ LAYER_THETA = {
     "full_attention": ("rope_theta",),
     "sliding_attention": ("rope_local_base_freq", "rope_local_theta"),
 }
-LEAVE_OUT = ("llava", "idefics3", "smolvlm")  # vision models whose text config may say little
+LEAVE_OUT = ("llava", "pixtral", "idefics3", "smolvlm", "internvl")  # vision models whose text config may say little
 LABELS = ("id2label", "label2id")  # of a classifier, which a text model is not
 OUTER = ("tie_word_embeddings",)  # of a vision model as a whole, and of its text
 

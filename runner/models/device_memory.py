@@ -1,4 +1,4 @@
-"""Says how much memory a batch may take, how much was used, and which errors mean that there was too little."""
+"""Says how much memory a batch may take and how much was used, and names the cure where there was too little."""
 
 import resource
 import sys
@@ -7,19 +7,8 @@ from contextlib import contextmanager
 
 from ...configs.schema import BatchConfig
 from ...kernels import backend
-from ..core.errors import OutOfRoom
+from ..core.errors import OutOfRoom, is_out_of_memory
 from ..core.units import size_as_text
-
-MARKS = (
-    "out of memory",
-    "outofmemory",
-    "insufficient memory",
-    "unable to allocate",
-    "attempting to allocate",
-    "malloc",
-    "bad_alloc",
-    "cannot allocate",
-)
 
 
 def memory_for(batch: BatchConfig) -> int:
@@ -27,13 +16,18 @@ def memory_for(batch: BatchConfig) -> int:
     return int(batch.memory * backend.memory_bytes())
 
 
-def kv_bytes(share: float, weight_bytes: int, workspace: int) -> int:
-    """Returns the bytes left for KV caches when ``share`` of the device holds weights, caches and workspace.
+def kv_bytes(share: float, weight_bytes: int, workspace: int, feature_bytes: int = 0) -> int:
+    """Returns the bytes left for KV caches when ``share`` of the device holds weights, features of pictures, caches and workspace.
 
     Raises OutOfRoom where none are left.
     """
     total = backend.memory_bytes()
-    left = int(share * total) - weight_bytes - workspace
+    left = int(share * total) - weight_bytes - workspace - feature_bytes
+    if left <= 0 < left + feature_bytes:
+        raise OutOfRoom(
+            f"batch.image_memory: {size_as_text(feature_bytes)} for features of pictures leave no room beside the weights "
+            f"({size_as_text(weight_bytes)}): batch.memory is {share:.3g} of {size_as_text(total)}; lower batch.image_memory"
+        )
     if left <= 0:
         fewer = "" if backend.on_cpu_path() else "lower batch.rows, "  # there the workspace grows with them
         raise OutOfRoom(
@@ -51,11 +45,6 @@ def peak_bytes() -> int:
         return int(mx.get_peak_memory())
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Returns True for the errors that mlx and Python raise when an allocation fails."""
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(mark in str(error).lower() for mark in MARKS))
 
 
 @contextmanager

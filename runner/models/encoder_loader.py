@@ -13,7 +13,7 @@ def load_encoder(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> La
     """Loads the weights as ``loader.load_model`` does. Raises ModelError where the checkpoint cannot be loaded."""
     import mlx.core as mx
 
-    from ..encoders.cpu_blocks import substitute_blocks
+    from ..encoders.cpu_blocks import packed_bytes, substitute_blocks
     from ..layers.layer_patching import make_dense
 
     with refusing(checkpoint):
@@ -23,7 +23,9 @@ def load_encoder(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> La
     log_quantized(need, memory)
     model = _described(network, checkpoint)
     positions = type(network).max_positions(checkpoint.config)
-    return replace(model, substitutes=substitute_blocks(network, model.vocabulary, positions))
+    substitutes = substitute_blocks(network, model.vocabulary, positions)
+    unpacked = 0 if "block" in substitutes else packed_bytes(network)  # mlx's own layers stayed: nothing will be packed
+    return replace(model, substitutes=substitutes, weight_bytes=model.weight_bytes - unpacked)
 
 
 def outline_encoder(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> LanguageModel:
@@ -33,16 +35,10 @@ def outline_encoder(config: ModelConfig, checkpoint: Checkpoint, memory: int) ->
 
 
 def encoder_size(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> tuple[int, bool | None]:
-    """Returns the bytes of the weights, and whether they would be dequantized; as ``loader.size``."""
-    from mlx.utils import tree_flatten
-
+    """Returns the bytes of the weights, packed ones too, and whether they would be dequantized; as ``loader.size``."""
     with refusing(checkpoint):
-        network = _opened(config, checkpoint)
-        need = whole_bytes(network)
-    if need is not None and need <= memory:
-        return need, True
-    arrays: list[Any] = [a for _, a in tree_flatten(network.parameters())]
-    return sum(a.nbytes for a in arrays), None if need is None else False
+        network, need = _prepared(config, checkpoint, memory)
+    return _described(network, checkpoint).weight_bytes, None if need is None else need <= memory
 
 
 def _prepared(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> tuple[Any, int | None]:
@@ -94,8 +90,10 @@ def _described(network: Any, checkpoint: Checkpoint) -> LanguageModel:
     import mlx.core as mx
     from mlx.utils import tree_flatten
 
+    from ..encoders.cpu_blocks import packed_bytes
+
     arrays: list[Any] = [a for _, a in tree_flatten(network.parameters())]
     floats = {str(a.dtype).removeprefix("mlx.core.") for a in arrays if mx.issubdtype(a.dtype, mx.floating)}
     vocabulary = int(type(network).settings(checkpoint.config)["vocab_size"])
-    held = sum(a.nbytes for a in arrays)
+    held = sum(a.nbytes for a in arrays) + packed_bytes(network)
     return LanguageModel(network, checkpoint, vocabulary, "/".join(sorted(floats)), held, quantized=has_scales(network))

@@ -102,19 +102,19 @@ def outlined(choice: ModelChoice, room: int) -> LanguageModel:
     """Returns a model without its weights, see ``loader.outline``."""
     if choice.pooling is None:
         return outline(choice.config, choice.checkpoint, room, pictures=choice.images is not None)
-    return outline_pooling_model(choice.config, choice.checkpoint, choice.pooling, room)
+    return outline_pooling_model(choice.config, choice.checkpoint, choice.pooling, room, pictures=choice.images is not None)
 
 
 def _load(choice: ModelChoice, room: int, ranks: Ranks) -> LanguageModel:
     if choice.pooling is None:
         return load_model(choice.config, choice.checkpoint, room, pictures=choice.images is not None, ranks=ranks)
-    return load_pooling_model(choice.config, choice.checkpoint, choice.pooling, room)
+    return load_pooling_model(choice.config, choice.checkpoint, choice.pooling, room, pictures=choice.images is not None)
 
 
 def _size(choice: ModelChoice, room: int) -> tuple[int, bool | None]:
     if choice.pooling is None:
         return size(choice.config, choice.checkpoint, room, pictures=choice.images is not None)
-    return pooling_size(choice.config, choice.checkpoint, choice.pooling, room)
+    return pooling_size(choice.config, choice.checkpoint, choice.pooling, room, pictures=choice.images is not None)
 
 
 def _key(wanted: ModelChoice, whole: bool | None) -> Key:

@@ -17,7 +17,9 @@ from .loader import Classes, LanguageModel, load_model, outline, size
 SAME_LAYERS = {"llama_bidirec": "llama"}
 
 
-def load_pooling_model(config: ModelConfig, checkpoint: Checkpoint, pooling: PoolingSpec, memory: int) -> LanguageModel:
+def load_pooling_model(
+    config: ModelConfig, checkpoint: Checkpoint, pooling: PoolingSpec, memory: int, *, pictures: bool = False
+) -> LanguageModel:
     """Loads the weights as ``loader.load_model`` does. Raises ModelError where body or head cannot be loaded."""
     mx = backend.load_mlx()
     from .encoder_loader import load_encoder
@@ -25,31 +27,35 @@ def load_pooling_model(config: ModelConfig, checkpoint: Checkpoint, pooling: Poo
     if _is_encoder(checkpoint):
         model = _pooling(load_encoder(config, checkpoint, memory), pooling)
     else:
-        model = _pooling(load_model(config, checkpoint, memory, _classes(checkpoint, pooling)), pooling)
+        model = _pooling(load_model(config, checkpoint, memory, _classes(checkpoint, pooling), pictures=pictures), pooling)
     mx.eval(model.network.head.parameters())
     if not _is_encoder(checkpoint):
         model.network.body.check()
     return model
 
 
-def outline_pooling_model(config: ModelConfig, checkpoint: Checkpoint, pooling: PoolingSpec, memory: int) -> LanguageModel:
+def outline_pooling_model(
+    config: ModelConfig, checkpoint: Checkpoint, pooling: PoolingSpec, memory: int, *, pictures: bool = False
+) -> LanguageModel:
     """Returns the model as ``load_pooling_model`` would, without its weights. Raises ModelError as that does."""
     backend.load_mlx()
     from .encoder_loader import outline_encoder
 
     if _is_encoder(checkpoint):
         return _pooling(outline_encoder(config, checkpoint, memory), pooling)
-    return _pooling(outline(config, checkpoint, memory, _classes(checkpoint, pooling)), pooling)
+    return _pooling(outline(config, checkpoint, memory, _classes(checkpoint, pooling), pictures=pictures), pooling)
 
 
-def pooling_size(config: ModelConfig, checkpoint: Checkpoint, pooling: PoolingSpec, memory: int) -> tuple[int, bool | None]:
+def pooling_size(
+    config: ModelConfig, checkpoint: Checkpoint, pooling: PoolingSpec, memory: int, *, pictures: bool = False
+) -> tuple[int, bool | None]:
     """Returns the bytes of the weights, and whether they would be dequantized; as ``loader.size``."""
     backend.load_mlx()
     from .encoder_loader import encoder_size
 
     if _is_encoder(checkpoint):
         return encoder_size(config, checkpoint, memory)
-    return size(config, checkpoint, memory, _classes(checkpoint, pooling))
+    return size(config, checkpoint, memory, _classes(checkpoint, pooling), pictures=pictures)
 
 
 def _is_encoder(checkpoint: Checkpoint) -> bool:

@@ -1,5 +1,6 @@
-"""Translates weights that mlx-lm does not read as transformers saves them. By their keys and shapes, never by model name."""
+"""Translates weights that mlx-lm does not read as transformers saves them. By their keys and shapes, and what mlx-lm's file expects."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,9 @@ from ..vision.text_networks import vision_text_classes
 Weights = dict[str, mx.array]
 
 _EXPERTS = ("gate_up_proj", "down_proj")
+_ONE_EXPERT = re.compile(r"(.*mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
+_STACKED = ("qwen3_5_moe", "qwen3_5_moe_text")  # whose files in mlx-lm read experts stacked, as on the hub; transformers 5 saves each
+_TURNED = ("qwen3_vl_moe",)  # whose files read them as on the hub, [E, H, 2 I] and [E, I, H]; transformers 5 saves them the other way
 
 
 def mlx_lm_classes(config: dict[str, Any]) -> tuple[Callable[[Any], Any], Any]:
@@ -25,7 +29,7 @@ def mlx_lm_classes(config: dict[str, Any]) -> tuple[Callable[[Any], Any], Any]:
 
         def sanitize(weights: Weights) -> Weights:
             object.__delattr__(network, "sanitize")  # the class's own is there again
-            return own(mlx_lm_weights(weights))
+            return own(mlx_lm_weights(weights, str(config.get("model_type"))))
 
         object.__setattr__(network, "sanitize", sanitize)  # not among a module's parameters
         return network
@@ -33,13 +37,37 @@ def mlx_lm_classes(config: dict[str, Any]) -> tuple[Callable[[Any], Any], Any]:
     return network_of, arguments_class
 
 
-def mlx_lm_weights(weights: Weights) -> Weights:
+def mlx_lm_weights(weights: Weights, kind: str = "") -> Weights:
     """Returns ``weights`` under the names and in the shapes that mlx-lm reads.
 
     Experts with biases (GPT-OSS's) are held packed in 4 bits on the hub, or as matrices: ``experts.gate_up_proj`` [E, H, 2 I] and
-    ``experts.down_proj`` [E, I, H]. mlx-lm knows the packed ones, which are transposed and have a suffix.
+    ``experts.down_proj`` [E, I, H]. mlx-lm knows the packed ones, which are transposed and have a suffix. kind: the model type.
     """
+    if kind in _STACKED:
+        weights = _stacked(weights)
+    if kind in _TURNED:
+        weights = {key: _turned(value) if _is_crosswise(key, weights) else value for key, value in weights.items()}
     return {_with_suffix(key, weights): _turned(value) if _is_matrix(key, weights) else value for key, value in weights.items()}
+
+
+def _stacked(weights: Weights) -> Weights:
+    """Returns ``weights`` with each layer's experts in two arrays: ``gate_up_proj`` [E, 2 I, H] and ``down_proj`` [E, H, I]."""
+    found = {key: match for key in weights if (match := _ONE_EXPERT.fullmatch(key))}
+    kept = {key: value for key, value in weights.items() if key not in found}
+    for layer in dict.fromkeys(match[1] for match in found.values()):
+        experts = sorted(int(match[2]) for match in found.values() if match[1] == layer and match[3] == "down")
+        gate, up, down = (mx.stack([weights[f"{layer}.{i}.{name}_proj.weight"] for i in experts]) for name in ("gate", "up", "down"))
+        kept |= {f"{layer}.gate_up_proj": mx.concatenate([gate, up], axis=1), f"{layer}.down_proj": down}
+    return kept
+
+
+def _is_crosswise(key: str, weights: Weights) -> bool:
+    """Returns True for experts [E, 2 I, H] and [E, H, I]. Shapes tell: I is half of the one's columns, or of the other's rows."""
+    layer, _, name = key.rpartition(".")
+    if not layer.endswith("mlp.experts") or name not in _EXPERTS or f"{layer}.gate_up_proj" not in weights:
+        return False
+    (_, rows, columns), down = weights[f"{layer}.gate_up_proj"].shape, weights[f"{layer}.down_proj"].shape
+    return (rows, columns) == (2 * down[2], down[1])
 
 
 def _turned(experts: mx.array) -> mx.array:

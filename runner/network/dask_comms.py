@@ -9,8 +9,8 @@ import logging
 import ssl
 import struct
 import warnings
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -64,10 +64,14 @@ def _refuse_extension(code: int, content: bytes) -> Any:
 
 
 class PlainComm:
-    """The part of a connection that reads: messages of one frame, which is msgpack. nbytes: of the last one."""
+    """The part of a connection that reads: messages of one frame, which is msgpack. nbytes: of the last one.
+
+    room: held while a message is read, so that those of many connections do not fill the memory.
+    """
 
     stream: Any
     nbytes: int = 0
+    room: Callable[[int], AbstractAsyncContextManager[None]] | None = None
 
     async def read(self, deserializers: object = None) -> Any:
         """Returns the next message. Raises CommClosedError when the connection is gone, NotPlain for what is no plain message."""
@@ -84,7 +88,8 @@ class PlainComm:
             # Dask reads a large frame apart from its header.
             if self.nbytes > MOST_BYTES or size - 2 * _WORD.size not in (0, self.nbytes):
                 raise NotPlain(f"a frame of {self.nbytes} bytes in a message of {size}")
-            content = await self.stream.read_bytes(self.nbytes)
+            async with nullcontext() if self.room is None else self.room(self.nbytes):
+                content = await self.stream.read_bytes(self.nbytes)
         except (StreamClosedError, OSError) as error:
             self.abort()
             raise error if isinstance(error, CommClosedError) else CommClosedError(str(error)) from None
@@ -181,7 +186,11 @@ def dask_settings(lost_after: float) -> Generator[None]:
     defaults: dict[str, Any] = dask_config.merge(*dask_config.defaults)
     ours = {
         "comm": {"timeouts": {"connect": "3s", "tcp": f"{int(lost_after)}s"}, "compression": False},
-        "admin": {"tick": {"interval": "1s"}, "system-monitor": {"interval": "5s", "disk": False, "gil": {"enabled": False}}},
+        "admin": {
+            "low-level-log-length": 1,
+            "tick": {"interval": "1s"},
+            "system-monitor": {"interval": "5s", "disk": False, "gil": {"enabled": False}},
+        },
         "diagnostics": {"nvml": False},
         "scheduler": {"worker-ttl": None, "http": {"routes": []}, "work-stealing": False, "active-memory-manager": {"start": False}},
         "worker": {"profile": {"enabled": False}, "http": {"routes": []}},

@@ -8,9 +8,9 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from time import monotonic
 from typing import Any
 
@@ -34,8 +34,9 @@ from .tls_keys import require_safe_address
 
 log = logging.getLogger("mlx_bulk")
 
-FULL_BYTES = 8 << 20  # of messages that the driver has not taken: then workers' connections are read no further
+FULL_BYTES = 8 << 20  # of messages that are read, and those that the driver has not taken: then no more are read
 END_SECONDS = 5.0  # for what is still to be sent at the end
+_READING_SECONDS = 1.0
 _LONGEST_NAME = 200  # characters
 
 
@@ -51,7 +52,8 @@ class DaskFleet:
         self._lost_after = lost_after
         self._events: deque[tuple[Event, WorkerLine]] = deque()
         self._news = threading.Condition()
-        self._queued = 0  # bytes in _events
+        self._queued = self._reading = 0  # bytes in _events, and of messages that are being read
+        self._waited_for = False  # room is
         self._failure: BaseException | None = None  # of the loop's thread
         self._lines: dict[str, WorkerLine] = {}  # by worker, as the loop's thread sees it
         self._seen: dict[str, WorkerLine] = {}  # by worker, as the driver has been told
@@ -82,9 +84,9 @@ class DaskFleet:
                 self._news.wait(timeout)
             if self._failure is not None:
                 raise RuntimeError("the thread that holds the connections of workers has ended") from self._failure
-            taken, was_full = list(self._events), self._queued > FULL_BYTES
+            taken, waited_for = list(self._events), self._waited_for
             self._events.clear()
-            self._queued = 0
+            self._queued, self._waited_for = 0, False
         for event, line in taken:
             match event:
                 case Joined(worker):
@@ -93,8 +95,8 @@ class DaskFleet:
                     self._seen.pop(worker, None)
                 case Told():
                     pass
-        if was_full:
-            self._call(self._room.set)
+        if waited_for:
+            self._call(self._more_room)
         return [event for event, _ in taken]
 
     def end(self, dismiss: bool) -> None:
@@ -133,7 +135,9 @@ class DaskFleet:
         host, port = split_address(place)
         protocol, keys = PLAIN_SCHEMES[scheme], security(tls)
         host = f"[{host}]" if ":" in host else host
-        self._scheduler = scheduler = LeaseScheduler(self._take, self._leave, host=host, port=port, protocol=protocol, security=keys)
+        self._scheduler = scheduler = LeaseScheduler(
+            self._take, self._leave, self._room_for, host=host, port=port, protocol=protocol, security=keys
+        )
         try:
             await scheduler
         except RuntimeError as error:
@@ -167,8 +171,39 @@ class DaskFleet:
             with suppress(CommClosedError):
                 stream.send(content)
 
-    async def _take(self, line: WorkerLine, messages: list[Any], size: int) -> None:
-        """Takes what came on a connection at once. Waits while the driver has too much that it has not taken."""
+    @asynccontextmanager
+    async def _room_for(self, size: int) -> AsyncGenerator[None]:
+        """Surrounds the reading of a message of ``size`` bytes. Waits before while too much is being read, or was not taken.
+
+        It does not wait long for what is being read: that may come from a worker whose cable is pulled.
+        """
+        reading = True
+        while not self._fits(size, reading):
+            try:
+                await asyncio.wait_for(self._room.wait(), _READING_SECONDS)
+            except TimeoutError:
+                reading = False
+        self._reading += size
+        try:
+            yield
+        finally:
+            self._reading -= size
+            self._more_room()
+
+    def _fits(self, size: int, reading: bool) -> bool:
+        with self._news:
+            held = self._queued + (self._reading if reading else 0)
+            fits = not held or held + size <= FULL_BYTES
+            self._waited_for |= not fits
+        return fits
+
+    def _more_room(self) -> None:
+        """Wakes those that wait for room; they look anew."""
+        self._room.set()
+        self._room.clear()
+
+    def _take(self, line: WorkerLine, messages: list[Any], size: int) -> None:
+        """Takes what came on a connection at once."""
         for content in messages:
             match content:
                 case {"op": "mlx-bulk", "message": dict(wire)}:
@@ -180,9 +215,6 @@ class DaskFleet:
                     pass  # Dask's own: signs of life, logs, states
                 case _:
                     raise MessageRefused("a message without op")
-        if self._queued > FULL_BYTES:
-            self._room.clear()
-            await self._room.wait()
 
     def _hear(self, line: WorkerLine, wire: dict[str, Any], size: int) -> None:
         try:

@@ -5,8 +5,8 @@ No task, client, plugin or page; what would run code, unpickle or connect elsewh
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, suppress
 from time import monotonic
 from typing import Any
 
@@ -44,12 +44,18 @@ class LineEnded(Exception):
 class LeaseScheduler(Scheduler):
     """Dask's scheduler without all that a cluster has no use for. It believes nothing that a worker says of itself.
 
-    take: gets the messages of a connection, and their bytes. leave: is told of its end.
+    take: gets the messages of a connection, and their bytes. leave: is told of its end. room: see ``PlainComm``.
     """
 
-    def __init__(self, take: Callable[[WorkerLine, list[Any], int], Awaitable[None]], leave: Callable[[WorkerLine], None], **options: Any):
+    def __init__(
+        self,
+        take: Callable[[WorkerLine, list[Any], int], None],
+        leave: Callable[[WorkerLine], None],
+        room: Callable[[int], AbstractAsyncContextManager[None]],
+        **options: Any,
+    ):
         super().__init__(dashboard=False, extensions={}, **options)
-        self._take, self._leave = take, leave
+        self._take, self._leave, self._room = take, leave, room
         self._joined = 0
         self._told: set[str] = set()
         self.lines: dict[str, WorkerLine] = {}
@@ -86,11 +92,12 @@ class LeaseScheduler(Scheduler):
         """Reads a worker's connection until it ends."""
         line = WorkerLine((extra or {})["worker"], comm)
         self.lines[line.address] = line
+        comm.room = self._room
         try:
             while True:
                 messages: Any = await asyncio.wait_for(comm.read(), HELLO_SECONDS if line.worker is None else None)
                 line.heard = monotonic()
-                await self._take(line, messages if isinstance(messages, list) else [messages], comm.nbytes)
+                self._take(line, messages if isinstance(messages, list) else [messages], comm.nbytes)
         except (NotPlain, MessageRefused) as error:
             line.reason = f"it sent {error}"
             await self._refuse(line, str(error))

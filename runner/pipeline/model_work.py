@@ -84,7 +84,7 @@ class OpenRun:
 
     def note(self, facts: dict[str, Any]) -> None:
         """Notes the start in sessions.jsonl, with ``facts`` of the model or the workers."""
-        self.run_dir.session({**facts, "settings": free(self.config), "words": self.start.words})
+        self.run_dir.session({**facts, "settings": free(self.config), "words": self.start.words, "rows": self.writer.rows})
         self.noted = True
 
 

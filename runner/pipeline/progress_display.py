@@ -32,10 +32,20 @@ _NO_TERMINAL = 80
 
 
 class Watch:
-    """A context manager around the run. ``counts`` returns the rows done so far; ``metrics`` takes a line an interval."""
+    """A context manager around the run. ``counts`` returns the rows done so far; ``metrics`` takes a line an interval.
 
-    def __init__(self, progress: Progress, counts: Callable[[], Counts], metrics: Callable[[dict[str, Any]], None], show: Show):
-        self._progress, self._counts, self._metrics, self._show = progress, counts, metrics, show
+    began: says whether the start is noted: what goes before, as while workers are awaited, is in no speed and no line of metrics.
+    """
+
+    def __init__(
+        self,
+        progress: Progress,
+        counts: Callable[[], Counts],
+        metrics: Callable[[dict[str, Any]], None],
+        show: Show,
+        began: Callable[[], bool] = lambda: True,
+    ):
+        self._progress, self._counts, self._metrics, self._show, self._began = progress, counts, metrics, show, began
         self._pace = Pace()
         self._bar: tqdm[Any] | None = None
         self._redirect = ExitStack()
@@ -91,6 +101,8 @@ class Watch:
     def _look(self) -> float:
         """Adds the present counts to the pace, and returns the present time (``monotonic`` seconds)."""
         now = monotonic()
+        if not self._began():
+            self._last_note = now, self._tokens
         self._pace.add(now, self._counts(), self._tokens)
         return now
 
@@ -117,7 +129,9 @@ class Watch:
             sys.stderr.flush()
 
     def _note(self) -> None:
-        """Writes a line of metrics, with the tokens a second since the previous line."""
+        """Writes a line of metrics, with the tokens a second since the previous line or the start."""
+        if not self._began():
+            return
         at, p, now = self._pace.counts, self._progress, monotonic()
         rate = max(0, self._tokens - self._last_note[1]) / max(now - self._last_note[0], 1e-9)  # rows that start again count once
         self._last_note = now, self._tokens

@@ -25,9 +25,11 @@ from ..files.file_stamp import sha256 as file_sha256
 from ..images.named_files import files_fingerprint
 from ..models.device_memory import peak_bytes
 from ..rescore.kv_difference import with_kv_difference
+from ..runs.drift import inputs_key
 from ..runs.failures import dropped_groups, error_reasons, refused_policies
 from ..runs.run_dir import RunDir, Start
 from ..runs.run_files import unchecked_run
+from ..runs.run_pictures import pictures_came
 from ..runs.summary import SESSION_FIGURES, Summary, overall_figures
 from ..store.writer import Writer
 from .heartbeat import Heartbeat
@@ -128,11 +130,12 @@ class _Session:
         if reads_stdin(config.data):
             self.process.supervisor.reading_stdin(run_dir.root.absolute())
         spec = RunSpec.of(config, run_dir.root, self.command.kind, self.start.overwrite)
+        inputs = self._inputs(spec)
         description = {
             "config": config.model_dump(mode="json"),
             "cwd": str(Path.cwd()),  # where relative paths start
             "identity": spec.identity(config),
-            "inputs": self._inputs(spec),
+            "inputs": inputs,
         }
         layout = Layout.of(description)
         self.heartbeat.doing("looking up what is done")
@@ -141,7 +144,11 @@ class _Session:
             nonlocal spec
             spec = replace(spec, scan=accept_stdin(spec.scan))
 
-        (run_dir.replace if self.start.overwrite else run_dir.bind)(description, self.start.adopt, accepted)
+        adopt = self.start.adopt
+        if self._pictures_came(spec, inputs):
+            log.info("%s: pictures are there now that were not; the failed rows that name them are tried again", run_dir.root)
+            adopt = (*adopt, inputs_key(inputs))
+        (run_dir.replace if self.start.overwrite else run_dir.bind)(description, adopt, accepted)
         spec.scan.save(run_dir.root / SCAN_FILE)
         recovered = run_dir.recover(layout, spec.job.schema, self.start.retry_errors)
         self.process.supervisor.begin(run_dir.root.absolute(), config.batch.deterministic, layout.positions)
@@ -169,6 +176,11 @@ class _Session:
         stored = None if self.start.overwrite else unchecked_run(self.run_dir.root)
         files = files_fingerprint(spec.scan, self.config, None if stored is None else stored["inputs"].get("pictures"))
         return inputs if files is None else inputs | {"pictures": files}
+
+    def _pictures_came(self, spec: RunSpec, inputs: dict[str, Any]) -> bool:
+        """Returns whether errors are tried again whose pictures were not there and are now, and nothing else in the input changed."""
+        stored = unchecked_run(self.run_dir.root) if self.start.retry_errors and not self.start.overwrite else None
+        return stored is not None and pictures_came(self.run_dir.root, stored["inputs"], inputs, spec.scan, self.config)
 
     def _save(self, run: OpenRun) -> bool:
         """Saves what is finished. Called in a thread of its own when the process must end in the middle of a step."""

@@ -1,6 +1,6 @@
 """Loads the model and the input of a finished run again, for ``verify``, which computes the run's logprobs a second time."""
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import chdir, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,10 +27,13 @@ from ..policies.policy_store import PolicyStore, put_policy_on
 from ..policies.recorded_policies import policies_in_records
 from ..rescore.stored_records import StoredRecord
 from ..runs.run_files import current_run
+from ..runs.run_pictures import PictureChanges
 from ..store.paths import RunPaths
 from .job import Job, Kind
 from .loading import LoadedModels, load_models
 from .run_spec import RunSpec
+
+CHANGED_PICTURE = "their picture has changed or is gone"
 
 
 @dataclass(slots=True, frozen=True)
@@ -83,7 +86,8 @@ class PoolingRun:
     def load(self) -> LoadedModels:
         """Loads the run's model, with the batches of the run. Raises as ``load_models``."""
         job = self.input.job
-        return load_models([ModelChoice(self.config.model, self.checkpoint, job.pooling)], self.config.batch, job.wanted)
+        choice = ModelChoice(self.config.model, self.checkpoint, job.pooling, self.input.spec.images)
+        return load_models([choice], self.config.batch, job.wanted)
 
 
 @dataclass(slots=True, frozen=True)
@@ -93,6 +97,7 @@ class StoredInput:
     spec: RunSpec
     data: DataConfig
     layout: Layout
+    changes: PictureChanges | None = None
 
     @property
     def job(self) -> Job:
@@ -103,21 +108,32 @@ class StoredInput:
         """Reads the rows of some shards, in the order of ``shards``."""
         return read_rounds(self.spec.scan, self.data, self.layout, iter(shards))
 
-    def with_pictures(self, records: list[StoredRecord]) -> list[StoredRecord]:
+    def picture_changed(self, row: Row | BadRow) -> bool:
+        """Returns whether the row names a picture whose file has changed since the run, or is gone."""
+        return self.changes is not None and self.changes.concern(row, self.layout.row_of(row.position))
+
+    def with_pictures(self, records: list[StoredRecord], lose: Callable[[str, int], None]) -> list[StoredRecord]:
         """Returns records whose prompts are encoded anew from their rows: stored ids do not say which pictures they stand for.
 
-        Those whose row gives another prompt now, or none, are left out.
+        ``lose`` is called with the reason and the row of each that is left out: a picture has changed, or the prompt is another.
         """
         found: dict[tuple[int, int], StoredRecord] = {(self.layout.position(each.round, each.row), each.sample): each for each in records}
         shards = sorted({self.layout.shard_of(position) for position, _ in found})
         positions, anew = {position for position, _ in found}, list[StoredRecord]()
         for row in self.rows(shards):
+            if row.position in positions and self.picture_changed(row):
+                for place in [place for place in found if place[0] == row.position]:
+                    lose(CHANGED_PICTURE, found.pop(place).row)
+                continue
             for request in self.requests(row) if row.position in positions else []:
                 assert isinstance(request, Request)
                 for sample in request.samples:
                     record = found.get((row.position, sample))
                     if record is not None and len(record.prompt) == len(request.prompt.ids):
                         anew.append(replace(record, prompt=request.prompt.ids, images=request.prompt.images))
+                        del found[row.position, sample]
+        for record in found.values():
+            lose("the row gives another prompt now, or none", record.row)
         return anew
 
     def requests(self, row: Row | BadRow) -> list[AnyRequest]:
@@ -138,7 +154,7 @@ def run_model(run: Path) -> Generator[RunModel]:
     stored = current_run(run)
     kind = ROW_JOBS.get(str(stored["config"]["job"]))
     if kind is None or not issubclass(kind, GenerateConfig):
-        raise RunDirError(f"{run}: is a run of job: {stored['config']['job']}; only completions can be scored anew (generate, rollout)")
+        raise RunDirError(f"{run}: is a run of job: {stored['config']['job']}, which has no completions (generate and rollout have)")
     config = kind.model_validate(stored["config"])
     began_in = Path(stored["cwd"])
     with chdir(began_in) if began_in.is_dir() else nullcontext():
@@ -177,7 +193,7 @@ def _stored_input(run: Path, stored: dict[str, Any], config: JobConfig, kind: Ki
     spec, layout = RunSpec.of(config, run, kind, afresh=False), Layout.of(stored)
     if spec.scan.rows < layout.rows:
         raise RunDirError(f"{run}: its input has {spec.scan.rows:,} rows now, the run covers {layout.rows:,}; put the input back")
-    return StoredInput(spec, config.data, layout)
+    return StoredInput(spec, config.data, layout, None if spec.images is None else PictureChanges.of(run, stored, spec.scan, config))
 
 
 def _require_the_same(run: Path, had: dict[str, Any], has: dict[str, str], rollout: bool) -> None:

@@ -12,15 +12,16 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
+from ..caches.image_blocks import attends_in_blocks
 from ..core.arrays import Floats
-from ..core.errors import first_line
+from ..core.errors import first_line, is_out_of_memory
 from ..core.outcomes import Failure, Outcome, Pooled
 from ..core.progress import Progress
 from ..core.requests import PoolRequest
 from ..engine.interface import FixedWeights
 from ..engine.oom_backoff import MemoryBackoff
 from ..engine.setup import Setup
-from ..models.device_memory import is_out_of_memory
+from ..layers.sectioned_rope import has_positions
 from ..scheduler.limits import Limits
 from ..scheduler.pool_batches import OwnedInput, PoolBatch, fixed_pool_batches, fixed_shape, owned_inputs, pool_batches
 
@@ -111,13 +112,15 @@ class Pooler(FixedWeights):
             if each.input.types is not None:
                 types[row, : len(each)] = each.input.types
         typed = any(each.input.types is not None for each in batch.inputs)
-        return np.array(self._setup.model(mx.array(tokens), lengths, starts, mx.array(types) if typed else None))
+        return np.array(self._setup.model(tokens, lengths, starts, mx.array(types) if typed else None))
 
     def _outcome(self, row: _OpenRow) -> Outcome:
         request, row.done = row.request, True
         self.progress.prompt += request.text_tokens
         self._room.done()
         vectors = [row.vectors.pop(place) for place in range(len(request.inputs))]
+        if request.images and (fault := self._setup.model.unread(request.images)) is not None:
+            return Failure(request.row, None, 0, fault.stage, fault.name, str(fault), "")
         bad = next((place for place, vector in enumerate(vectors) if not np.isfinite(vector).all()), None)
         if bad is not None:
             where = f"text {bad + 1} of {len(vectors)}: " if len(vectors) > 1 else ""
@@ -162,6 +165,8 @@ def pooling_batches(setup: Setup, limits: Limits, inputs: Sequence[OwnedInput]) 
     """Yields the batches in which the pooler computes a window's ``inputs`` with these ``limits``."""
     if not setup.static:
         return pool_batches(inputs, limits)
-    if not setup.features.any_slot:
+    network = None if setup.images is None else setup.model.body.network
+    # Where a picture changes how a whole call is computed, a row has a batch of its own.
+    if not setup.features.any_slot or has_positions(network) or attends_in_blocks(network):
         return fixed_pool_batches(inputs, lambda length: (1, length))
     return fixed_pool_batches(inputs, lambda length: fixed_shape(limits, length, setup.positions))

@@ -10,7 +10,9 @@ import mlx.core as mx
 from mlx import nn
 
 from ..caches.cache_stand_ins import BothWays
+from ..core.arrays import Ids
 from ..core.errors import ModelError
+from ..core.images import ImageTable
 from ..layers.lm_head import Head
 from ..layers.network import Network
 from .both_ways import reads_both_ways, require_attention, window_of
@@ -19,13 +21,20 @@ TRIAL = ([5, 6, 7, 8], [5, 6, 7, 9])  # ids that every vocabulary has: two texts
 
 
 class DecoderBody(nn.Module):
-    """A language model without its head. Raises ValueError where it cannot be split, ModelError where it cannot read both ways."""
+    """A language model without its head. Raises ValueError where it cannot be split, ModelError where it cannot read both ways.
 
-    def __init__(self, network: Any, config: dict[str, Any]):
+    images: the pictures that tokens may stand for; None for rows of text alone.
+    """
+
+    def __init__(self, network: Any, config: dict[str, Any], images: ImageTable | None = None):
         super().__init__()
-        self.network = network
-        self._call = Network(network, Head(network))
+        self.network, self._config = network, config
+        self._call = Network(network, Head(network), images)
         self._both = reads_both_ways(config)
+        if self._both and images is not None:
+            raise ModelError(
+                "config.json asks for attention both ways over all of a row, and pictures are read forwards; embed texts alone"
+            )
         self._layers = require_attention(network) if self._both else 0
         self._window = window_of(config)
 
@@ -34,8 +43,15 @@ class DecoderBody(nn.Module):
         """The network as it is called."""
         return self._call
 
-    def __call__(self, tokens: mx.array, lengths: list[int], types: mx.array | None = None) -> mx.array:
-        """tokens [B, T] with pads on the right, lengths [B] -> hidden states [B, T, H]. Decoders know no token types."""
+    def reading(self, images: ImageTable) -> "DecoderBody":
+        """Returns the body for rows with these pictures, around the same network, which has been made to read some."""
+        return DecoderBody(self.network, self._config, images)
+
+    def __call__(self, tokens: mx.array | Ids, lengths: list[int], types: mx.array | None = None) -> mx.array:
+        """tokens [B, T] with pads on the right, lengths [B] -> hidden states [B, T, H]. Decoders know no token types.
+
+        Ids of pictures are looked up in NumPy's arrays.
+        """
         if not self._both:
             return self._call(tokens, None, lengths=lengths, read="states")
         caches: Any = [BothWays(lengths, self._window)] * self._layers

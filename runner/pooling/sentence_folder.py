@@ -31,6 +31,8 @@ OLD_MODES: dict[str, PoolingMode] = {
 }
 KINDS = ("Transformer", "Pooling", "Dense", "Normalize", "Dropout", "LogitScore")
 UNLIMITED = 10**9  # a tokenizer without a limit says 10^30
+# Among sentence-transformers' settings of a chat template, those that no template sees.
+NOT_OF_TEMPLATES = {"restore_suffix", "truncation", "max_length", "padding", "return_tensors", "tokenize", "return_dict"}
 VECTOR, SCORES = "sentence_embedding", "scores"  # what a module reads and writes, in sentence-transformers' words
 
 
@@ -41,8 +43,8 @@ class SentenceFolder:
     body: where the transformer's config.json, weights and tokenizer lie. head: None without a Pooling module, and without modes where
     its settings are not there (conversions leave them out). include_prompt: whether
     a prompt's tokens count in pooling. tokens: whose logits a generative reranker reads; None for other models. scores: the last Dense
-    gives a cross-encoder's scores. messages: texts go through the chat template. prompts: name -> text. max_length: most tokens of a
-    text, with the special ones; None without a limit.
+    gives a cross-encoder's scores. messages: texts go through the chat template, with ``chat_variables``. prompts: name -> text.
+    max_length: most tokens of a text, with the special ones; None without a limit.
     """
 
     folder: Path
@@ -53,6 +55,7 @@ class SentenceFolder:
     tokens: TokenHead | None = None
     scores: bool = False
     messages: bool = False
+    chat_variables: Settings = field(default_factory=Settings)
     prompts: dict[str, str] = field(default_factory=dict[str, str])
     default_prompt: str | None = None
     max_length: int | None = None
@@ -86,6 +89,7 @@ def read_sentence_folder(folder: Path) -> SentenceFolder:
         tokens[0] if tokens else None,
         scores,
         "message" in (texts.get("modality_config") or {}),
+        _chat_variables(texts),
         {name: text for name, text in (prompts if isinstance(prompts, dict) else {}).items() if isinstance(text, str)},
         said.get("default_prompt_name"),
         _max_length(body, texts),
@@ -239,6 +243,12 @@ def _max_length(body: Path, texts: Settings) -> int | None:
     limits = [_settings(body / "tokenizer_config.json").get("model_max_length")]
     limits.append(_settings(body / "config.json").get("max_position_embeddings"))
     return min((int(limit) for limit in limits if isinstance(limit, int | float) and 0 < limit < UNLIMITED), default=None)
+
+
+def _chat_variables(texts: Settings) -> Settings:
+    """Returns the variables that a chat template gets; those that say how long a text may be are no such."""
+    said = (texts.get("processing_kwargs") or {}).get("chat_template") or {}
+    return {name: value for name, value in said.items() if name not in NOT_OF_TEMPLATES}
 
 
 def _settings(path: Path) -> Settings:

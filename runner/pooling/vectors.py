@@ -1,10 +1,14 @@
 """A pooling model as it is called: a body that makes hidden states, and a head that makes one vector of a row's."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import mlx.core as mx
 from mlx import nn
+
+from ..core.arrays import Ids
+from ..core.errors import RowError
+from ..core.images import ImageTable, PromptImage
 
 
 class PoolingNetwork(nn.Module):
@@ -18,8 +22,16 @@ class PoolingNetwork(nn.Module):
         super().__init__()
         self.body, self.head = body, head
 
+    def reading(self, images: ImageTable) -> Self:
+        """Returns the model for rows with these pictures; it shares all weights. The body's network must have been loaded to read some."""
+        return type(self)(self.body.reading(images), self.head)
+
+    def unread(self, images: Sequence[PromptImage]) -> RowError | None:
+        """Returns why a row with these pictures has no vector: as ``Network.unread``."""
+        return self.body.call.unread(images)
+
     def __call__(
-        self, tokens: mx.array, lengths: Sequence[int], starts: Sequence[int] | None = None, types: mx.array | None = None
+        self, tokens: mx.array | Ids, lengths: Sequence[int], starts: Sequence[int] | None = None, types: mx.array | None = None
     ) -> mx.array:
         """Returns vectors [B, D] float32 of tokens [B, T], which have pads on the right.
 
@@ -27,4 +39,4 @@ class PoolingNetwork(nn.Module):
         """
         states = self.body(tokens, list(lengths), types).astype(mx.float32)
         first = mx.zeros(len(lengths), mx.int32) if starts is None else mx.array(list(starts))
-        return self.head(states, tokens, mx.array(list(lengths)), first).astype(mx.float32)
+        return self.head(states, mx.array(tokens), mx.array(list(lengths)), first).astype(mx.float32)

@@ -34,7 +34,7 @@ def rescored(
 ) -> Iterator[SecondScores]:
     """Yields the second scores of each record, in any order; fewer when ``stopped``. temperature: None for 1."""
     scorer = Scorer(replace(setup, wanted=LogprobOptions(echo=True, greedy=True, temperature=1.0 if temperature is None else temperature)))
-    requests = [reference_request(at, record.prompt, record.completion) for at, record in enumerate(records)]
+    requests = [reference_request(at, record.prompt, record.completion, record.images) for at, record in enumerate(records)]
     for outcome in scorer.run(one_window(requests), stopped):
         record = records[outcome.row]
         if isinstance(outcome, Scored):

@@ -206,7 +206,7 @@ def _changed_pictures(stored: dict[str, Any], now: dict[str, Any]) -> Iterator[K
     if changed := changed_blocks(stored["pictures"], now["pictures"]):
         rows = ", ".join(f"{block.start} to {block.stop - 1}" for block in changed[:3])
         more = f" and {len(changed) - 3} blocks more" if len(changed) > 3 else ""
-        yield KeyDrift(inputs_key(now), f"a picture's file has changed or is gone, which one of the rows {rows}{more} names")
+        yield KeyDrift(inputs_key(now), f"a picture that one of rows {rows}{more} names is new, changed or gone")
 
 
 def _source(source: dict[str, Any]) -> str:

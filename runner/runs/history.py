@@ -42,12 +42,14 @@ class MetricsPoint:
 class Session:
     """One start. ended: None where the process died or is at work. how: complete, stopped, or the error's class.
 
-    words: of its command line after ``mlx-bulk``, empty where they were not noted. rows, errors: of the run at the end.
+    words: of its command line after ``mlx-bulk``, empty where they were not noted. before: rows of the run that were resolved at the
+    start. rows, errors: of the run at the end.
     """
 
     started: datetime
     pid: int
     words: tuple[str, ...] = ()
+    before: int | None = None
     ended: datetime | None = None
     how: str = ""
     message: str = ""
@@ -103,7 +105,10 @@ class History:
         if not self.sessions or not self.sessions[-1].points:
             return None
         session = self.sessions[-1]
-        before = next((point.rows for other in reversed(self.sessions[:-1]) for point in reversed(other.points)), 0)
+        # A session that was killed resolved rows after its last line: they would count for this one, and little time would seem left.
+        before = session.before
+        if before is None:
+            before = next((point.rows for other in reversed(self.sessions[:-1]) for point in reversed(other.points)), 0)
         marks = [(session.started, before), *((point.time, point.rows) for point in session.points)][-_RECENT - 1 :]
         rows, seconds = marks[-1][1] - marks[0][1], (marks[-1][0] - marks[0][0]).total_seconds()
         return rows / seconds if rows > 0 and seconds > 0 else None
@@ -114,7 +119,7 @@ def history(paths: RunPaths) -> History:
     sessions: list[Session] = []
     for line in read_lines(paths.sessions):
         if line["event"] == "start":
-            sessions.append(Session(datetime.fromisoformat(line["time"]), line["pid"], tuple(line.get("words", ()))))
+            sessions.append(Session(datetime.fromisoformat(line["time"]), line["pid"], tuple(line.get("words", ())), line.get("rows")))
         elif line["event"] == "end" and sessions:
             _end(sessions[-1], line)
     starts = [session.started for session in sessions]

@@ -19,10 +19,11 @@ from ..data.rescan import stored_data, without_stdin
 from ..data.scan import scan
 from ..data.scan_result import Scan
 from ..files.file_stamp import is_settled, stamp_of
-from ..images.named_files import BLOCK, is_unchanged_block, named_files, named_values
+from ..images.named_files import BLOCK, changed_blocks, files_fingerprint, is_unchanged_block, named_files, named_values
 from ..images.row_pictures import folder_beside, picture_folders
 from ..images.sources import PictureSources, picture_error
 from ..store.paths import RunPaths
+from ..store.results import read_errors
 from .drift import inputs_drift
 from .history import history
 
@@ -57,9 +58,69 @@ def pictures_of_rows(run: Path, stored: dict[str, Any], rows: Iterable[int]) -> 
         if drift := inputs_drift(had, scanned.fingerprint()):
             raise RunDirError(f"the input is another one now: {drift[0]}")
         sources = PictureSources(tuple(folder for folder in picture_folders(config.data) if folder.is_dir()), fetch=False)
-        sessions = history(RunPaths(run)).sessions
-        started = sessions[-1].started if sessions else None
-        yield _Files(scanned, config, sources, stored["inputs"].get("pictures"), started).of_rows(rows)
+        yield _Files(scanned, config, sources, stored["inputs"].get("pictures"), _last_start(run)).of_rows(rows)
+
+
+@dataclass(slots=True)
+class PictureChanges:
+    """Which rows of a run name a file that has changed or is gone. blocks: rows among which there is one. started: see ``_Files``."""
+
+    config: JobConfig
+    sources: PictureSources
+    blocks: list[range]
+    started: datetime | None
+
+    @classmethod
+    def of(cls, run: Path, stored: dict[str, Any], scanned: Scan, config: JobConfig) -> "PictureChanges":
+        """Compares the files that rows name with those of run.json. scanned, config: the run's, with paths as they are now."""
+        sources = PictureSources(tuple(folder for folder in picture_folders(config.data) if folder.is_dir()), fetch=False)
+        had = stored["inputs"].get("pictures")
+        now = None if had is None else files_fingerprint(scanned, config, had)
+        return cls(config, sources, [] if had is None or now is None else changed_blocks(had, now), _last_start(run))
+
+    def concern(self, row: Row | BadRow, number: int) -> bool:
+        """Returns whether the row, the input's ``number``, names a file that is not, or may not be, what it was."""
+        if not any(number in block for block in self.blocks):
+            return False
+        return not all(self._is_old(path) for path in named_files(row, self.config, self.sources))
+
+    def _is_old(self, path: Path) -> bool:
+        try:
+            return _settled_since(path, self.started)
+        except OSError:
+            return False
+
+
+def pictures_came(run: Path, stored: dict[str, Any], now: dict[str, Any], scanned: Scan, config: JobConfig) -> bool:
+    """Returns whether the inputs differ, and in this alone: files are there that were not, and that only failed rows name.
+
+    So no record can be of another picture. stored, now: the inputs as run.json has them, and as they are. Failures in journals do not
+    count. Raises as ``inputs_drift``.
+    """
+    if "pictures" not in stored or "pictures" not in now or not changed_blocks(stored["pictures"], now["pictures"]):
+        return False
+    failed, started = set[int](), _last_start(run)
+    try:
+        for batch in read_errors(run, ["row", "stage"]):
+            rows, stages = (batch.column(name).to_pylist() for name in ("row", "stage"))
+            failed.update(row for row, stage in zip(rows, stages, strict=True) if stage == "image")
+    except RunDirError:
+        return False
+
+    def absent(row: int, path: Path) -> bool:
+        return row in failed and path.exists() and not _settled_since(path, started)
+
+    before = files_fingerprint(scanned, config, stored["pictures"], absent)
+    return before is not None and not inputs_drift(stored, now | {"pictures": before})
+
+
+def _last_start(run: Path) -> datetime | None:
+    sessions = history(RunPaths(run)).sessions
+    return sessions[-1].started if sessions else None
+
+
+def _settled_since(path: Path, started: datetime | None) -> bool:
+    return started is not None and is_settled(stamp_of(path.stat()), int(started.timestamp() * 1e9))
 
 
 @dataclass(slots=True)
@@ -93,7 +154,7 @@ class _Files:
         return RunPicture(read)
 
     def _is_as_it_was(self, path: Path, position: int) -> bool:
-        if self.started is not None and is_settled(stamp_of(path.stat()), int(self.started.timestamp() * 1e9)):
+        if _settled_since(path, self.started):
             return True
         block = position // BLOCK
         if self.stored is None or (block not in self.blocks and len(self.blocks) == _BLOCKS):

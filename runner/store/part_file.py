@@ -104,6 +104,7 @@ def write_part(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch],
         writer = pa.ipc.new_file(pa.PythonFile(sink, mode="w"), schema, metadata={_KEY: declared.bytes})
         for batch in batches:
             writer.write_batch(batch)
+            del batch  # before the next one is made
         sink.held = bytearray()
         writer.close()
         digest = sink.release(declared.bytes)

@@ -39,11 +39,19 @@ def sorted_records(batches: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch
         held.append(piece)
         rows += piece.num_rows
         size += pa.ipc.get_record_batch_size(piece)  # nbytes would count bitmaps that framing removes
+        del piece
         if rows >= _BATCH_ROWS or size >= _BATCH_BYTES:
-            yield pa.concat_batches(held)
-            held, rows, size = [], 0, 0
+            yield _joined_batches(held)
+            rows = size = 0
     if held:
-        yield pa.concat_batches(held)
+        yield _joined_batches(held)
+
+
+def _joined_batches(held: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """Returns the batches as one, and empties the list: a caller that writes the one needs no memory for the others."""
+    joined = pa.concat_batches(held)
+    held.clear()
+    return joined
 
 
 def _pieces(batches: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

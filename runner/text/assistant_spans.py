@@ -35,6 +35,13 @@ def marks_turns(template: str) -> bool:
     return GENERATION.search(template) is not None
 
 
+def assistant_turns(text: str, spans: tuple[Span, ...], encode: Callable[[str], Prompt], special: Collection[int]) -> AssistantTurns:
+    """Encodes a chat's ``text`` with the assistant's turns, ``spans`` of it. special: ids that nobody wrote. Raises as ``token_spans``."""
+    prompt = encode(text)
+    tokens = token_spans(text, prompt.ids, spans, lambda part: encode(part).ids)
+    return AssistantTurns(prompt, spans, tokens, without_special(prompt, spans, special))
+
+
 def token_spans(text: str, ids: Ids, spans: Sequence[Span], encode: Callable[[str], Ids]) -> tuple[Span, ...]:
     """Returns ``spans`` of ``text`` as spans of its tokens ``ids`` [T]. ``encode`` turns text into ids.
 

@@ -207,7 +207,7 @@ def _part(part: object, where: str, pictures: bool) -> dict[str, Any]:
     if isinstance(part, dict) and kind in PICTURE_PARTS:
         if pictures:
             return {name: value for name, value in part.items() if value is not None}
-        taken = "pictures take a vision model (in Python: mlx_bulk.load(…, images=True))"
+        taken = "pictures take a vision model, and in Python also images=True"
         raise RowError("image", f"{where} is a picture, and only text is read here; {taken}")
     raise RowError("template", f"{where} is {_shown(part)}; a part {{type: text, text: …}} is expected, or one of a picture")
 

@@ -1,12 +1,14 @@
 """Computes where each token starts in a text, in code points. Tokens inside one character share its start.
 
 There are two kinds of tokenizers. Tokens of byte-level BPE are pieces of UTF-8. Tokens of other kinds are text, with byte tokens
-(``<0xE9>``) for all other text. Knows no vocabulary.
+(``<0xE9>``) for all other text.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 
@@ -71,6 +73,22 @@ def byte_characters() -> dict[int, str]:
 
 def byte_level_bytes(token: str | None, of: dict[str, int]) -> bytes:
     """Returns the bytes of a token; of: the byte that each visible character stands for."""
-    if token is None:
-        return b""
-    return bytes(of[c] for c in token) if all(c in of for c in token) else token.encode()
+    try:
+        return b"" if token is None else bytes(map(of.__getitem__, token))
+    except KeyError:  # an added token, which is plain text
+        return (token or "").encode()
+
+
+def vocabulary_bytes(hf: Any) -> list[bytes] | None:
+    """Returns the bytes of each token of a Hugging Face tokenizer that is byte-level; None for other kinds."""
+    if not hf.is_fast:
+        return None
+    decoder = json.loads(hf.backend_tokenizer.to_str()).get("decoder") or {}
+    parts = decoder.get("decoders", [decoder])
+    if [p.get("type") for p in parts] != ["ByteLevel"]:
+        return None
+    of = {char: byte for byte, char in byte_characters().items()}
+    added = {i: t.content.encode() for i, t in hf.added_tokens_decoder.items()}
+    size = max([len(hf), *(i + 1 for i in added)])
+    tokens = hf.convert_ids_to_tokens(list(range(size)))
+    return [added.get(i) or byte_level_bytes(token, of) for i, token in enumerate(tokens)]

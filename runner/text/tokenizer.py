@@ -7,7 +7,6 @@ Knows no datasets and no models.
     offsets      0     4  4
 """
 
-import json
 from collections.abc import Callable, Mapping
 from copy import copy
 from functools import cached_property
@@ -21,11 +20,11 @@ from ...configs.visible import visible
 from ..core.arrays import Ids
 from ..core.errors import ModelError, RowError, first_line
 from ..core.requests import Prompt, Sampling
-from .assistant_spans import AssistantTurns, marks_turns, token_spans, without_special
-from .chat_rendering import render_chat, render_turns
+from .assistant_spans import AssistantTurns, assistant_turns, marks_turns
+from .chat_rendering import Span, render_chat, render_turns
 from .chat_template_check import read_template, try_template, uses_jinja, with_processor_template
 from .stop_strings import BROKEN, StopStrings
-from .token_offsets import BYTE_TOKEN, byte_characters, byte_level_bytes, piece_starts, token_starts
+from .token_offsets import BYTE_TOKEN, piece_starts, token_starts, vocabulary_bytes
 from .tokenizer_compat import decodes_plainly, encodes_plainly, tokenizer_difference
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -120,15 +119,13 @@ class Tokenizer:
         """Encodes text alone, without special tokens except those that it contains."""
         return Prompt(text, *self._encode(text, special=False))
 
-    def encode_turns(self, messages: list[dict[str, Any]]) -> AssistantTurns:
-        """Encodes a whole chat, with the assistant's turns that its template marks.
+    def turns_text(self, messages: list[dict[str, Any]]) -> tuple[str, tuple[Span, ...]]:
+        """Returns a whole chat's text, and the assistant's turns that its template marks. Raises RowError if that refuses the messages."""
+        return render_turns(self._hf.get_chat_template(self._template), messages, self._variables)
 
-        Raises RowError if the template refuses the messages, or if a turn begins or ends inside a token.
-        """
-        text, spans = render_turns(self._hf.get_chat_template(self._template), messages, self._variables)
-        prompt = self.encode_text(text)
-        tokens = token_spans(text, prompt.ids, spans, lambda part: self._encode(part, special=False)[0])
-        return AssistantTurns(prompt, spans, tokens, without_special(prompt, spans, self.special))
+    def encode_turns(self, messages: list[dict[str, Any]]) -> AssistantTurns:
+        """Encodes such a chat. Raises RowError also if a turn begins or ends inside a token."""
+        return assistant_turns(*self.turns_text(messages), self.encode_text, self.special)
 
     def encode_chat(self, messages: list[dict[str, Any]], prefill: str, variables: Mapping[str, Any] = NOTHING) -> Prompt:
         """Encodes messages up to the beginning of the assistant's turn, followed by ``prefill``. Raises as ``chat_text``."""
@@ -256,18 +253,7 @@ class Tokenizer:
 
     @cached_property
     def _bytes(self) -> list[bytes] | None:
-        """The bytes of each token of a byte-level tokenizer; None for other kinds."""
-        if not self._hf.is_fast:
-            return None
-        decoder = json.loads(self._hf.backend_tokenizer.to_str()).get("decoder") or {}
-        parts = decoder.get("decoders", [decoder])
-        if [p.get("type") for p in parts] != ["ByteLevel"]:
-            return None
-        of = {char: byte for byte, char in byte_characters().items()}
-        added = {i: t.content.encode() for i, t in self._hf.added_tokens_decoder.items()}
-        size = max([len(self._hf), *(i + 1 for i in added)])
-        tokens = self._hf.convert_ids_to_tokens(list(range(size)))
-        return [added.get(i) or byte_level_bytes(token, of) for i, token in enumerate(tokens)]
+        return vocabulary_bytes(self._hf)
 
     def stopper(self, sampling: Sampling) -> StopStrings:
         """Returns a watcher for a row's stop strings. Matches that end in the first ``min_tokens`` tokens don't count."""

@@ -1,7 +1,8 @@
 """Features of pictures, made once and kept by digest, as many as fit a number of bytes. The longest unused go first.
 
-A picture's features are the same bits alone and beside others, so each is made in a call of its own. What a call of the network needs
-stays until that call is done, whatever the bound.
+A picture's features are made in a call of their own: in a call with other pictures their last bits differ. What a call of the network
+needs stays until that call is done, whatever the bound. A picture of which none can be made costs its own rows: zeros stand in its
+place, so that the rows beside it are computed in the same calls, and whoever makes the outcomes asks ``unread``.
 """
 
 import sys
@@ -9,12 +10,17 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 import mlx.core as mx
 import numpy as np
 
+from ..core.errors import DataError, ModelError, RowError
 from ..core.images import ImagePart, PromptImage
+from ..images.sources import picture_error
 from ..layers.call_context import PlacedFeatures
+
+FAILED = 16  # pictures one after another: after so many, the tower is to blame
 
 
 @dataclass(slots=True, frozen=True)
@@ -53,23 +59,26 @@ class FeatureMaker(Protocol):
         ...
 
     def features(self, image: PromptImage) -> ImageFeatures:
-        """Returns a picture's features, computed. Raises DataError where the picture cannot be read any more."""
+        """Returns a picture's features, computed. Raises DataError where it cannot be read any more, ModelError where the tower fails."""
         ...
 
 
 class FeatureCache:
     """Features of ``tower``, of which at most ``most_bytes`` are kept between calls.
 
-    calls: how often the tower has been called. Belongs to the model's thread.
+    calls: how often the tower has been called. Belongs to the model's thread. Raises ModelError where the tower fails on ``FAILED``
+    pictures one after another: then the pictures are not to blame.
     """
 
     def __init__(self, tower: FeatureMaker, most_bytes: int = sys.maxsize):
         self.tower, self.most_bytes, self.calls = tower, most_bytes, 0
         self._kept: OrderedDict[str, ImageFeatures] = OrderedDict()
         self._bytes = 0
+        self._failures: WeakKeyDictionary[PromptImage, str] = WeakKeyDictionary()  # why pictures in memory have no features
+        self._failed = 0  # times that the tower has failed one after another
 
     def placed(self, parts: list[ImagePart]) -> PlacedFeatures:
-        """Returns the features of a call's pictures. Raises DataError where a picture cannot be read any more."""
+        """Returns the features of a call's pictures; zeros for one of which none can be made."""
         found = [self._of(part.image) for part in parts]  # holds them all, whatever is dropped from the cache meanwhile
         offsets = [mx.array(part.offsets) for part in parts]
         indices = np.concatenate([part.indices for part in parts])
@@ -77,6 +86,13 @@ class FeatureCache:
         layers = range(len(found[0].deepstack))
         deepstack = tuple(mx.concatenate([each.deepstack[i][at] for each, at in zip(found, offsets, strict=True)]) for i in layers)
         return PlacedFeatures(indices, embeddings, deepstack)
+
+    def unread(self, images: Sequence[PromptImage]) -> RowError | None:
+        """Returns why one of a row's pictures has no features; None where nothing is wrong with them."""
+        for number, image in enumerate(images, 1):
+            if (why := self._failures.get(image)) is not None:
+                return picture_error(f"picture {number} of {len(images)}: {why}" if len(images) > 1 else why)
+        return None
 
     @property
     def nbytes(self) -> int:
@@ -93,15 +109,35 @@ class FeatureCache:
         return self
 
     def _of(self, image: PromptImage) -> ImageFeatures:
+        if image in self._failures:
+            return self._zeros(image)
         features = self._kept.pop(image.digest, None)
         if features is None:
             self.calls += 1
-            features = self.tower.features(image)
+            try:
+                features = self.tower.features(image)
+            except (DataError, ModelError) as error:
+                self._note_failure(image, error)
+                return self._zeros(image)
+            self._failed = 0
             self._bytes += features.nbytes
         self._kept[image.digest] = features
         while self._kept and self._bytes > self.most_bytes:
             self._bytes -= self._kept.popitem(last=False)[1].nbytes
         return features
+
+    def _zeros(self, image: PromptImage) -> ImageFeatures:
+        zeros = mx.zeros((image.tokens, self.tower.width))
+        return ImageFeatures(zeros, (zeros,) * self.tower.levels)
+
+    def _note_failure(self, image: PromptImage, error: DataError | ModelError) -> None:
+        self._failures[image] = str(error)
+        if isinstance(error, ModelError):
+            self._failed += 1
+            if self._failed == FAILED:
+                self._failed = 0
+                cure = "look at the checkpoint's tower and at mlx-vlm's version, then continue with the same command"
+                raise ModelError(f"{error}; it was so for {FAILED} pictures one after another. What was finished is safe: {cure}")
 
 
 def share_image_memory(caches: Sequence[FeatureCache | None], gigabytes: float) -> int:

@@ -16,7 +16,17 @@ from .towers import open_tower
 
 # Model types whose rows with pictures are held against transformers. What another does with pictures beside their features (masks,
 # positions, layers of its own) would be left out without a word.
-KNOWN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "idefics3", "smolvlm", "llava")
+KNOWN = (
+    *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "gemma3", "internvl", "mistral3", "pixtral"),
+    *("idefics3", "smolvlm", "llava", "aya_vision"),
+)
+
+REFUSED = {
+    "paligemma": "its prompts see themselves both ways, text too",
+    "llava_next": "mlx-vlm's model of it does not put a picture's tiles together as transformers does",
+    "llava_onevision": "a picture has other tokens where several stand in a row",
+    "lfm2_vl": "its image processor needs torch",
+}
 
 
 def read_pictures(network: Any, folder: Path, config: dict[str, Any], dtype: mx.Dtype | None) -> FeatureCache:
@@ -27,7 +37,8 @@ def read_pictures(network: Any, folder: Path, config: dict[str, Any], dtype: mx.
     """
     if (kind := visible(str(config.get("model_type")))) not in KNOWN:
         cure = f"expected one of {', '.join(KNOWN)}, or rows of text alone"
-        raise ModelError(f"model.path: {folder} ({kind}): how its text model takes pictures is not known; {cure}")
+        why = REFUSED.get(kind, "how its text model takes pictures is not known")
+        raise ModelError(f"model.path: {folder} ({kind}) cannot read pictures here: {why}; {cure}")
     kept = FeatureCache(open_tower(folder, config, dtype))
     try:
         if (sections := sections_of(config)) is not None:

@@ -21,7 +21,7 @@ from mlx_lm.utils import _get_classes  # pyright: ignore[reportPrivateUsage] - w
 Config = dict[str, Any]
 Weights = dict[str, mx.array]
 
-OWN = ("llava", "idefics3", "smolvlm")  # mlx-lm has no file for them, or takes them for another model
+OWN = ("llava", "pixtral", "idefics3", "smolvlm")  # mlx-lm has no file for them, or takes them for another model
 PREFIXES = re.compile(r"(model\.)?(language_model|text_model)\.(model\.)?(?=\w)")
 HEAD = "lm_head."
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ...configs.errors import ConfigError
 from ...configs.visible import visible
 from ...kernels import backend, native
-from ..core.errors import ModelError, first_line
+from ..core.errors import DataError, ModelError, first_line, is_out_of_memory
 from ..core.images import PromptImage
 from ..layers.kernel_injection import LEAST, TOLERANCE
 from ..layers.layer_patching import patch_layers, unpatch_layers
@@ -33,6 +33,8 @@ Weights = dict[str, mx.array]
 
 PLACEHOLDERS = ("image_token_id", "image_token_index")  # under which configs keep the placeholder's id
 OUTER = ("mm_tokens_per_image",)  # what mlx-vlm looks for in the text's config
+# Model types whose GELU has another form in mlx-vlm than in transformers, and the right one by a part of the layers' names.
+GELU_FORMS = {"internvl": {"": "none"}, "qwen3_vl_moe": {"mlp": "tanh", "merger": "none"}}
 TEXTS = ("language_model.", "lm_head.", "model.layers.", "model.embed_tokens.", "model.norm.")
 INSTALL = 'rows with pictures need mlx-vlm; install it: pip install "mlx-bulk[vision]"'
 
@@ -90,15 +92,15 @@ class Tower:
         self._untried = backend.on_cpu_path() and native.library() is not None and get_total_parameters(self.model) >= LEAST
 
     def features(self, image: PromptImage) -> ImageFeatures:
-        """Returns a picture's features, computed. Raises DataError where the picture cannot be read, ModelError where they do not fit."""
+        """Returns a picture's features, computed. Raises DataError where the picture cannot be read, ModelError where the tower fails."""
         if self._untried:
-            self._untried = False
             self._try_kernels(image)
         return self._made(image)
 
     def _try_kernels(self, image: PromptImage) -> None:
         """Puts our kernels into the tower, and takes them out again where a picture's features are not the same."""
         own = np.array(self._made(image).embeddings.astype(mx.float32))
+        self._untried = False  # not before: a picture that cannot be read shows nothing
         patch_layers(self.model)
         try:
             gap = float(np.abs(np.array(self._made(image).embeddings.astype(mx.float32)) - own).max())
@@ -110,18 +112,23 @@ class Tower:
             log.warning("mlx's own layers stay in the vision tower, slower on this CPU: with ours, features move by %.2g", gap)
 
     def _made(self, image: PromptImage) -> ImageFeatures:
-        inputs = {name: _array(value) for name, value in image.inputs().items()}
         ids = mx.full((1, image.tokens), self.placeholder, mx.int32)
-        inputs["mask"] = mx.ones(ids.shape, mx.int32)
         try:
+            inputs = {name: _array(value) for name, value in image.inputs().items()}
+            inputs["mask"] = mx.ones(ids.shape, mx.int32)
             made = self.model.get_input_embeddings(ids, inputs.pop("pixel_values"), **inputs)
-        except (ValueError, IndexError) as error:
+            embeddings = made.inputs_embeds[0]
+            deepstack = tuple(made.deepstack_visual_embeds or ())
+            finite = mx.stack([mx.isfinite(layer).all() for layer in (embeddings, *deepstack)]).all()
+            mx.eval(embeddings, finite, *deepstack)
+        except Exception as error:  # a model file may fail in any way
+            if isinstance(error, DataError) or is_out_of_memory(error):
+                raise
             raise ModelError(f"the vision tower fails on a picture of {image.tokens} tokens: {first_line(error)}") from error
-        embeddings = made.inputs_embeds[0]
-        deepstack = tuple(made.deepstack_visual_embeds or ())
-        mx.eval(embeddings, *deepstack)
         if embeddings.shape[0] != image.tokens or any(layer.shape != embeddings.shape for layer in deepstack):
             raise ModelError(f"the vision tower made features of shape {embeddings.shape} for a picture of {image.tokens} tokens")
+        if not finite:
+            raise ModelError(f"the vision tower's features of a picture of {image.tokens} tokens are NaN or infinite")
         return ImageFeatures(embeddings, deepstack)
 
 
@@ -146,6 +153,7 @@ def open_tower(folder: Path, config: Config, dtype: mx.Dtype | None) -> Tower:
         raise ModelError(
             f"model.path: {folder} ({visible(str(kind))}) reads no pictures: its config.json names no vision_config and image token"
         )
+    _require_activation(folder, config["vision_config"])
     try:
         settings = _settings(config)
         family, _ = get_model_and_args(config=settings, model_path=folder)
@@ -162,12 +170,27 @@ def open_tower(folder: Path, config: Config, dtype: mx.Dtype | None) -> Tower:
     return Tower(model, placeholder)
 
 
+def _require_activation(folder: Path, vision: Config) -> None:
+    """Raises ModelError where mlx-vlm's tower has one activation whatever the config names, and that names another."""
+    found = vision.get("hidden_act", "gelu")  # transformers' own for Pixtral
+    if vision.get("model_type") == "pixtral" and found != "silu":
+        raise ModelError(
+            f"model.path: the Pixtral tower of {folder} has the activation {visible(str(found))} (vision_config.hidden_act in its "
+            "config.json), and mlx-vlm computes silu alone; its features would be wrong"
+        )
+
+
 def _settings(config: Config) -> Config:
     """Returns a config as mlx-vlm reads it, whichever transformers has saved it."""
     vision, text = dict(config["vision_config"]), dict(config.get("text_config") or config)
-    kind = str(config["model_type"])
+    kind = "pixtral" if vision.get("model_type") == "pixtral" and config["model_type"] == "llava" else str(config["model_type"])
+    theta = (vision.get("rope_parameters") or {}).get("rope_theta")  # as transformers 5 writes it, of which mlx-vlm does not know
+    if theta is not None:
+        vision.setdefault("rope_theta", theta)
     vision.setdefault("model_type", kind)
     text |= {name: config[name] for name in OUTER if name in config and name not in text}
+    if text.get("head_dim") is None and "num_attention_heads" in text:  # Qwen2's configs have none
+        text["head_dim"] = text["hidden_size"] // text["num_attention_heads"]
     rope = text.get("rope_parameters") or {}
     if text.get("rope_scaling") is None and "mrope_section" in rope:  # what ``mlx_lm_settings`` leaves out, as nothing is scaled
         text["rope_scaling"] = {"type": "mrope", **{name: value for name, value in rope.items() if name != "rope_theta"}}
@@ -176,7 +199,7 @@ def _settings(config: Config) -> Config:
     )
     # Gemma 3 divides features by the root of this size, which hub configs do not have; its own default is another model's.
     together["hidden_size"] = text["hidden_size"]
-    return {**together, **config, "hidden_size": text["hidden_size"], "text_config": text, "vision_config": vision}
+    return {**together, **config, "model_type": kind, "hidden_size": text["hidden_size"], "text_config": text, "vision_config": vision}
 
 
 def _without_text(family: Any, settings: Config, dtype: mx.Dtype) -> Any:
@@ -192,6 +215,10 @@ def _without_text(family: Any, settings: Config, dtype: mx.Dtype) -> Any:
         config.vision_config.model_type = settings["model_type"]
         model = family.Model(config)
     model.language_model = TextStandIn(settings["hidden_size"], dtype)
+    for part, form in GELU_FORMS.get(settings["model_type"], {}).items():
+        for name, layer in model.named_modules():
+            if isinstance(layer, nn.GELU) and part in name:
+                layer.__init__(form)
     return model
 
 
@@ -212,6 +239,8 @@ def _tower_weights(folder: Path, family: Any, model: Any) -> Weights:
 
 def _known_as(name: str, expected: set[str]) -> str:
     """Returns the name that mlx-vlm expects: transformers 5 leaves one part of it out (``vision_model`` in CLIP's and SigLIP's)."""
+    if name.startswith("visual."):  # ``AutoModel`` saves the tower without the ``model.`` that mlx-vlm looks for
+        name = f"vision_tower.{name.removeprefix('visual.')}"
     module = name.rpartition(".")[0]
     if name in expected or any(other.startswith(f"{module}.") for other in expected):
         return name

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from time import monotonic
 from typing import cast
 
 from ...configs.rollout import RolloutConfig
@@ -44,6 +45,7 @@ from .sent_policies import PolicyNotLoaded, SentPolicies
 log = logging.getLogger("mlx_bulk")
 
 FIGURES_SECONDS = 2.0  # between two messages with the engine's counts; what is finished is sent then, too
+EARLY_SECONDS, EARLY_RECORDS = 0.5, 32  # so many are sent sooner: what is not sent is done again when the engine dies
 _POLL_SECONDS = 0.1
 _CURE = "lower batch.memory, batch.rows or batch.tokens"
 
@@ -250,7 +252,12 @@ class LeaseSession:
             del self._places[lease.shard]
 
     def _tell_figures(self, ended: threading.Event) -> None:
-        while not ended.wait(FIGURES_SECONDS):
+        told = monotonic()
+        while not ended.wait(EARLY_SECONDS):
+            if monotonic() - told < FIGURES_SECONDS:
+                self._sink.push(EARLY_RECORDS)
+                continue
+            told = monotonic()
             self._sink.push()
             self._tell(self.figures())
 

@@ -116,10 +116,10 @@ class LeaseSink:
         self.push()
         saved()
 
-    def push(self) -> None:
-        """Sends all that is held."""
+    def push(self, least: int = 0) -> None:
+        """Sends what is held of each shard, where that is ``least`` records or failures."""
         with self._lock:
-            for shard in list(self._held):
+            for shard in [shard for shard, held in self._held.items() if len(held.resolved) >= least]:
                 self._send(shard)
 
     def forget(self, lease: str) -> None:

@@ -88,7 +88,8 @@ class ParcelShelf:
         with self._row.open("ab") as row:
             row.write(piece.content)
         self._offset += len(piece.content)
-        self._tell(PieceWanted(self.run, piece.parcel, self._offset))  # with the whole size it says that all is here
+        if size:
+            self._tell(PieceWanted(self.run, piece.parcel, self._offset))  # with the whole size it says that all is here
         if self._offset == size:
             self._unpack(piece)
             self._end(None)

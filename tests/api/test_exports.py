@@ -43,7 +43,7 @@ ARGUMENTS = {
     "Model.generate": "self prompts structured logprobs on_error too_long progress sampling",
     "Model.chat": "self chats structured logprobs on_error too_long progress sampling",
     "Model.score": "self texts context windows stride prefix bos_every_window logprobs on_error progress",
-    "load_embedder": "path pooling normalize dimensions max_length adapter revision dtype trust_remote_code batch",
+    "load_embedder": "path pooling normalize dimensions max_length adapter revision dtype trust_remote_code images batch",
     "Embedder.embed": "self texts prompt_name prompt too_long on_error progress",
     "load_classifier": "path true_token false_token activation max_length adapter revision dtype trust_remote_code chat_template "
     "chat_template_args batch",

@@ -145,10 +145,36 @@ def test_works_shrink_to_what_a_device_can_do():
 
 def test_a_model_that_does_not_fit_is_skipped_before_it_is_built(monkeypatch: pytest.MonkeyPatch):
     worker, stages, models = module("stage_performance"), module("gpu_stages"), module("random_models")
-    monkeypatch.setattr(worker.backend, "memory_bytes", lambda: 10_000_000_000)
     fast = module("device_limits").DeviceLimits(1e15, 1e15, 1e15, 0)
-    why = worker.planned(stages.Stage(models.Variant("8b"), "score"), stages.Sizes(), fast)
-    assert why == "weights and KV caches take 16.4 GB of 9.0"
+
+    def planned(memory: int, kind: str, rows: int = 0) -> Any:
+        monkeypatch.setattr(worker.backend, "memory_bytes", lambda: memory)
+        return worker.planned(stages.Stage(models.Variant("8b"), kind, rows), stages.Sizes(), fast)
+
+    assert planned(10_000_000_000, "score").startswith("0.8 of the device's 10.0 GB does not hold weights of 16.4 GB and a workspace of ")
+    assert planned(80_000_000_000, "generate", 256).completing.rows == 256
+    caches = planned(30_000_000_000, "kv")
+    assert caches.startswith("KV caches take ")
+    assert " GB, and weights and workspace leave " in caches
+
+
+def test_what_is_planned_decodes_all_its_rows_at_once(monkeypatch: pytest.MonkeyPatch):
+    """The engine holds back the same share of memory, and the same workspace: with the least memory that is enough, no row waits."""
+    worker, stages, models = module("stage_performance"), module("gpu_stages"), module("random_models")
+    fast, tiny = module("device_limits").DeviceLimits(1e15, 1e15, 1e15, 0), models.Variant("tiny")
+    stage, built = stages.Stage(tiny, "kv"), models.build(tiny)
+    refused, work = 0, "nothing was planned"
+    for memory in range(5_000_000, 4_000_000_000, 5_000_000):
+        monkeypatch.setattr(worker.backend, "memory_bytes", lambda memory=memory: memory)
+        work = worker.planned(stage, stages.Sizes(), fast)
+        if not isinstance(work, str):
+            break
+        refused += 1
+    else:
+        pytest.fail(work)
+    limits = module("gpu_peers").our_setup(built, work).limits
+    assert refused
+    assert 0.9 * limits.kv_bytes < limits.kv(limits.rows, work.longest) <= limits.kv_bytes
 
 
 def test_the_most_important_stages_come_first():

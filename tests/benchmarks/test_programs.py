@@ -68,6 +68,7 @@ def test_samples_are_drawn_from_one_prefill_and_from_one_each(tmp_path: Path):
         (["skew.py", "--count", "6", "--rows", "2"], {"padding", "filled", "filled_before_the_end"}),
         (["outside.py", "--shape", "5m", "--prompts", "3", "--new", "3", "--rounds", "1"], {"outside", "start_seconds"}),
         (["cluster_slow_worker.py", "--seconds", "1"], {"over_ideal", "begun_again_share"}),
+        (["cluster_speed.py", "--rows", "40", "--tokens", "4"], {"two_beside_one", "two_plain_beside_one", "cpu_ms_a_row"}),
         (["cluster_scale.py", "--workers", "2", "--leases", "2", "--seconds", "1"], {"cpu_ms_a_lease", "core_share", "peak_mb", "growth"}),
         (["million.py", "--rows", "40", "--few", "20"], {"memory", "rows_per_second"}),
         (["million.py", "--job", "score", "--rows", "40", "--few", "20"], {"memory", "rows_per_second"}),
@@ -124,7 +125,8 @@ def test_quantized_weights_are_raced_against_float32(tmp_path: Path):
 
 @pytest.mark.slow
 @pytest.mark.oracle
-def test_rows_with_pictures_are_raced(tmp_path: Path):
-    said = last_line(["vision_speed.py", "--shape", "smolvlm", "--rows", "2", "--pictures", "1", "--new", "2", "--rounds", "1"], tmp_path)
+@pytest.mark.parametrize("shape", ["qwen2_5_vl", "smolvlm"])
+def test_rows_with_pictures_are_raced(shape: str, tmp_path: Path):
+    said = last_line(["vision_speed.py", "--shape", shape, "--rows", "4", "--pictures", "2", "--new", "4", "--rounds", "1"], tmp_path)
     assert set(said["ratio"]) == {"mlx_vlm"}
-    assert said["equal_rows"] == {"mlx_vlm": 2}
+    assert said["equal_rows"] == {"mlx_vlm": 4}

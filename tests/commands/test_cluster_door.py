@@ -14,8 +14,8 @@ from mlx_bulk.runner.cluster.messages import Hello, RunOffer, RunStopped, StopRu
 from mlx_bulk.runner.core.errors import ModelError
 
 from ..jobs.support.bench import Bench, Record
+from ..jobs.support.cluster_runs import SETTINGS, engine, run
 from ..runner.support.thread_fleet import ThreadFleet
-from .test_cluster_run import SETTINGS, engine, run
 
 ROWS: list[Record] = [{"q": "word"}] * 8
 OTHERS = {"device": "metal", "BLAS": "another", "mlx": "0.1", "mlx-lm": "0.2", "kernels": "none", "threads": 77, "model.dequantized": True}

@@ -21,9 +21,10 @@ from mlx_bulk.runner.store.results import read_results
 from mlx_bulk.runner.worker import lease_session
 
 from ..jobs.support.bench import Bench, Record, table_of
+from ..jobs.support.cluster_runs import SETTINGS, engine, records, run
 from ..runner.support.thread_fleet import PipeEnd, ThreadFleet
 from .test_cluster_faults import EMBEDDED, SCORED, start
-from .test_cluster_run import SETTINGS, engine, lacking, records, run
+from .test_cluster_run import lacking
 
 ROWS: list[Record] = [{"q": "word " * (1 + row % 7)} for row in range(16)]
 

@@ -22,8 +22,8 @@ from mlx_bulk.runner.runs.summary import Summary
 from mlx_bulk.runner.store.writer import Writer
 
 from ..jobs.support.bench import Bench, Record
+from ..jobs.support.cluster_runs import SETTINGS, engine, parts, records, run
 from ..runner.support.thread_fleet import PipeEnd, StopEarly, ThreadFleet
-from .test_cluster_run import SETTINGS, engine, parts, records, run
 
 ROWS: list[Record] = [{"q": "word " * (1 + row % 7)} for row in range(40)]
 HANGING = 60.0  # seconds of a run of less than one

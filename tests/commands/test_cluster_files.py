@@ -31,8 +31,8 @@ from mlx_bulk.runner.store.results import read_results
 from ..adapters import write_adapter
 from ..checkpoints import loaded
 from ..jobs.support.bench import Bench, Record
+from ..jobs.support.cluster_runs import SETTINGS, engine
 from ..runner.support.thread_fleet import ThreadFleet
-from .test_cluster_run import SETTINGS, engine
 
 ALONE: dict[str, Any] = {**SETTINGS, "workers": 1}
 ROWS: list[Record] = [{"q": "word " * (1 + row % 5)} for row in range(6)]

@@ -6,7 +6,6 @@ Workers are threads here; see ThreadFleet.
 import json
 from collections.abc import Generator
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +13,21 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from mlx_bulk.configs.cluster import ClusterConfig
-from mlx_bulk.configs.load import load_config
 from mlx_bulk.jobs.cli.main import cli
-from mlx_bulk.jobs.kinds import KINDS
 from mlx_bulk.runner.cluster.fleet_work import ClusterWork
-from mlx_bulk.runner.cluster.messages import Frames, RunOffer
-from mlx_bulk.runner.core.host_process import HostProcess
+from mlx_bulk.runner.cluster.messages import RunOffer
 from mlx_bulk.runner.models.model_pool import ModelPool
-from mlx_bulk.runner.pipeline import session
 from mlx_bulk.runner.pipeline.model_work import ModelWork, SessionWork
-from mlx_bulk.runner.runs.run_dir import Start
+from mlx_bulk.runner.runs.summary import Summary
 
 from ..encoder_checkpoints import tiny_bert
 from ..jobs.support import sweep_runs
 from ..jobs.support.bench import Bench, Record
 from ..jobs.support.classifiers import write_classifier
+from ..jobs.support.cluster_runs import mortal_fleet, parts, run_config
 from ..jobs.verify.test_verify import verify
 from ..reward_checkpoints import write_reward_model
 from ..runner.support.thread_fleet import ThreadFleet
-from .test_cluster_run import engine, parts
 
 pytestmark = pytest.mark.slow
 
@@ -104,7 +99,7 @@ NAMES = [
 ]
 
 
-def run(bench: Bench, work: SessionWork, output: str, sections: dict[str, Any]) -> Any:
+def run(bench: Bench, work: SessionWork, output: str, sections: dict[str, Any]) -> Summary:
     config = {
         "model": {"path": str(bench.model)},
         "data": {"path": str(bench.write_rows(ROWS))},
@@ -114,8 +109,7 @@ def run(bench: Bench, work: SessionWork, output: str, sections: dict[str, Any]) 
     }
     path = bench.root / "config.yaml"
     path.write_text(yaml.safe_dump(config))
-    parsed: Any = load_config(path)
-    return session.run_job(parsed, KINDS[parsed.job], Start(), HostProcess(), "nothing", work)
+    return run_config(path, work)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -123,16 +117,7 @@ def test_each_kind_has_the_bytes_of_a_plain_run_whoever_dies(bench: Bench, name:
     found = cases(bench.root, bench.model)
     assert list(found) == NAMES
     plain = run(bench, ModelWork(ModelPool()), "plain", found[name])
-    frames = count(1)
-
-    def watch(worker: str, message: object) -> bool:
-        if isinstance(message, Frames) and next(frames) == 2:
-            fleet.kill(worker)
-            fleet.start_worker()
-            return False
-        return True
-
-    fleet = ThreadFleet(engine, 3, watch)
+    fleet, frames = mortal_fleet(3, nth=2)
     over = run(bench, ClusterWork(lambda: fleet, ClusterConfig(workers=3)), "cluster", found[name])
     fleet.end(True)
     assert next(frames) > 2
@@ -153,16 +138,7 @@ def fleets(monkeypatch: pytest.MonkeyPatch) -> list[ThreadFleet]:
         if cluster is None:
             yield ModelWork(ModelPool())
             return
-        frames = count(1)
-
-        def watch(worker: str, message: object) -> bool:
-            if isinstance(message, Frames) and next(frames) == 2:
-                fleet.kill(worker)
-                fleet.start_worker()
-                return False
-            return True
-
-        fleet = ThreadFleet(engine, 3, watch)
+        fleet, _ = mortal_fleet(3, nth=2)
         opened.append(fleet)
         yield ClusterWork(lambda: fleet, cluster)
         fleet.end(True)

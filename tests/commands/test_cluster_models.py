@@ -20,8 +20,8 @@ from mlx_bulk.runner.core.host_process import HostProcess
 from mlx_bulk.runner.worker.engine_service import serve_engine
 
 from ..jobs.support.bench import Bench, Record
+from ..jobs.support.cluster_runs import run
 from ..runner.support.thread_fleet import PipeEnd, ThreadFleet
-from .test_cluster_run import run
 
 ROWS: list[Record] = [{"q": "word " * (1 + row % 5)} for row in range(6)]
 THERE = "models/of the driver"  # as a hub id would look

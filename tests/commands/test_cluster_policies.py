@@ -11,63 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlx_bulk.configs.cluster import ClusterConfig
-from mlx_bulk.runner.cluster.fleet_work import ClusterWork
 from mlx_bulk.runner.cluster.messages import Frames, FromWorker, Lease, NewestPolicy, Piece, PieceWanted, PolicyRefused
 from mlx_bulk.runner.core.host_process import HostProcess
 from mlx_bulk.runner.files.checked_lines import read_lines
 from mlx_bulk.runner.models.model_pool import ModelPool
 from mlx_bulk.runner.pipeline.model_work import ModelWork
 from mlx_bulk.runner.policies.policy_source import DONE
-from mlx_bulk.runner.store.results import read_results
 
-from ..adapters import write_adapter
-from ..checkpoints import loaded
-from ..jobs.support.bench import Bench, Record
+from ..jobs.support.bench import Bench
+from ..jobs.support.cluster_rollouts import ROWS, events, over, records, roll, step, versions
+from ..jobs.support.cluster_runs import engine
 from ..jobs.support.rollout_runs import groups
 from ..jobs.verify.test_verify import verify
 from ..runner.support.thread_fleet import StopEarly, ThreadFleet
-from .test_cluster_run import SETTINGS, engine, run
-
-ROWS: list[Record] = [{"q": "word " * (1 + row % 5)} for row in range(24)]
-PER_SHARD = 4
-
-
-def roll(bench: Bench, work: Any, host: Any = None, output: str = "cluster", **sections: Any) -> Any:
-    given: dict[str, Any] = {
-        "job": "rollout",
-        "rows": ROWS,
-        "sampling": {"n": 2, "max_tokens": 4, "temperature": 1.0},
-        "batch": {"rows": 4, "rows_per_shard": PER_SHARD},
-        "policy": {"watch": str(bench.root / "adapters")},
-        **sections,
-    }
-    return run(bench, work, output, host, **given)
-
-
-def step(bench: Bench, number: int, **how: Any) -> Path:
-    return write_adapter(bench.root / "adapters" / f"step_{number:06d}", loaded(bench.model).network, seed=number, **how)
-
-
-def over(fleet: ThreadFleet, **settings: Any) -> ClusterWork:
-    return ClusterWork(lambda: fleet, ClusterConfig(**{**SETTINGS, **settings}))
-
-
-def records(bench: Bench, output: str = "cluster") -> list[Record]:
-    return [record for batch in read_results(bench.root / output) for record in batch.to_pylist()]
-
-
-def versions(found: list[Record]) -> dict[tuple[int, int], set[int]]:
-    """The versions of each round and shard."""
-    shards: dict[tuple[int, int], set[int]] = {}
-    for record in found:
-        shards.setdefault((record["round"], record["row"] // PER_SHARD), set()).add(record["policy_version"])
-    return shards
-
-
-def events(bench: Bench) -> list[tuple[str, int]]:
-    lines = read_lines(bench.root / "cluster" / "policies" / "events.jsonl")
-    return [(line["event"], line["version"]) for line in lines if line["event"] in ("taken", "refused")]
 
 
 def at_frames(**does: Callable[[str], bool]) -> Callable[[str, FromWorker], bool]:

@@ -9,45 +9,19 @@ from typing import Any
 
 import pytest
 from mlx_bulk.configs.cluster import ClusterConfig
-from mlx_bulk.configs.load import load_config
 from mlx_bulk.jobs.kinds import KINDS
 from mlx_bulk.runner.cluster.fleet_work import ClusterWork
 from mlx_bulk.runner.cluster.messages import Frames, FromWorker, Ready, RunFailed, RunOffer, RunRefused, StopRun
 from mlx_bulk.runner.core.errors import DataError, ModelError
 from mlx_bulk.runner.core.host_process import HostProcess, Orders, Supervisor
 from mlx_bulk.runner.models.model_pool import ModelPool
-from mlx_bulk.runner.pipeline import session
-from mlx_bulk.runner.pipeline.model_work import ModelWork, SessionWork
-from mlx_bulk.runner.runs.run_dir import Start
-from mlx_bulk.runner.runs.summary import Summary
+from mlx_bulk.runner.pipeline.model_work import ModelWork
 from mlx_bulk.runner.store.results import read_results
 from mlx_bulk.runner.worker.engine_service import serve_engine
 
 from ..jobs.support.bench import Bench, Record
+from ..jobs.support.cluster_runs import SETTINGS, engine, mortal_fleet, parts, records, run
 from ..runner.support.thread_fleet import PipeEnd, StopEarly, ThreadFleet
-
-ROWS: list[Record] = [{"q": "word " * (1 + row % 7)} for row in range(40)]
-SETTINGS: dict[str, Any] = {"workers": 2, "lease_seconds": 0.05}
-
-
-def engine(end: PipeEnd) -> None:
-    serve_engine(end, KINDS, HostProcess())
-
-
-def run(bench: Bench, work: SessionWork, output: str, host: HostProcess | None = None, **sections: Any) -> Summary:
-    batch = {"rows": 4, "rows_per_shard": 8, **sections.pop("batch", {})}
-    rows = sections.pop("rows", ROWS)
-    config: Any = load_config(bench.write_config(rows=rows, output={"path": str(bench.root / output)}, batch=batch, **sections))
-    return session.run_job(config, KINDS[config.job], Start(), host or HostProcess(), "nothing", work)
-
-
-def parts(folder: Path) -> list[bytes]:
-    return [path.read_bytes() for path in sorted((folder / "results").iterdir())]
-
-
-def records(bench: Bench, output: str) -> list[tuple[int, int, str]]:
-    batches = read_results(bench.root / output)
-    return [(each["row"], each["sample"], each["completion"]) for batch in batches for each in batch.to_pylist()]
 
 
 @pytest.mark.parametrize("sections", [{}, {"batch": {"deterministic": True}}, {"sampling": {"n": 3, "max_tokens": 4}}])
@@ -77,16 +51,7 @@ def test_a_row_that_fails_is_in_the_errors(bench: Bench):
 def test_a_worker_that_dies_costs_nothing(bench: Bench):
     """The worker dies with a message on the way, and another one takes its place."""
     plain = run(bench, ModelWork(ModelPool()), "plain", batch={"deterministic": True})
-    frames = count(1)
-
-    def watch(worker: str, message: object) -> bool:
-        if isinstance(message, Frames) and next(frames) == 3:
-            fleet.kill(worker)
-            fleet.start_worker()
-            return False
-        return True
-
-    fleet = ThreadFleet(engine, 1, watch)
+    fleet, _ = mortal_fleet(1, nth=3)
     over = run(bench, ClusterWork(lambda: fleet, ClusterConfig(**SETTINGS)), "cluster", batch={"deterministic": True})
     fleet.end(True)
     assert over.complete

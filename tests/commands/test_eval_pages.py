@@ -25,7 +25,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
     folder = tmp_path_factory.mktemp("finished")
     with pytest.MonkeyPatch.context() as patch:
         offline(patch, tmp_path_factory.getbasetemp())
-        patch.setattr("mlx_bulk.jobs.report.report.report_at_end", lambda folder: None)  # it takes a second
         result = bulk("eval", eval_config(folder, model, limit=3, log_samples=True))
     assert result.exit_code == 0, result.stderr
     return folder / "out"

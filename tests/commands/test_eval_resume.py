@@ -138,8 +138,8 @@ def test_a_damaged_part_is_computed_again(tmp_path: Path, model: Path):
     assert figures(tmp_path) == pytest.approx(before, rel=1e-5)
     assert bulk("verify", tmp_path / "out").exit_code == 0
     refused = bulk("verify", tmp_path / "out", "--rescore")
-    told = "is an evaluation; only completions can be scored anew (generate, rollout). Verify it without --rescore; mlx-bulk eval CONFIG "
-    assert told + "--overwrite asks the model anew." in refused.stderr
+    told = "is an evaluation; only records of generate, rollout, embed and classify can be computed again. Verify it without --rescore; "
+    assert told + "mlx-bulk eval CONFIG --overwrite asks the model anew." in refused.stderr
 
 
 def test_a_start_that_is_refused_leaves_no_folder(tmp_path: Path, model: Path):

@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import mlx_bulk
+import numpy as np
 import pytest
 
 from ..jobs.support.bench import Bench
+from ..picture_embedders import ROWS, write_picture_embedder, write_picture_rows
 from ..vision_folders import data_url, drawn, picture_bytes, write_vision_model
 
 pytestmark = pytest.mark.oracle
@@ -39,3 +41,24 @@ def test_chats_with_pictures_are_those_of_a_run(tmp_path: Path, monkeypatch: pyt
         assert answer.outputs[0].logprobs.tolist() == pytest.approx(record["logprobs"], abs=1e-4)
     (plain,), (same,) = mlx_bulk.load(tmp_path / "model").score(["a text"]), model.score(["a text"])
     assert same.sum_logprob == pytest.approx(plain.sum_logprob, abs=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("messages", [True, False])
+def test_vectors_of_texts_and_pictures_are_those_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: bool) -> None:
+    folder = write_picture_embedder(tmp_path / "model", "qwen3_vl", messages=messages)
+    write_picture_rows(tmp_path)
+    prompt, output = {"user": "{{ t or '' }}", "images": "image"}, {"path": str(tmp_path / "run")}
+    mlx_bulk.run({"job": "embed", "model": str(folder), "data": str(tmp_path / "rows.jsonl"), "prompt": prompt, "output": output})
+    expected = [one["embedding"] for one in mlx_bulk.results(tmp_path / "run").to_pylist()]
+    monkeypatch.chdir(tmp_path)
+    embedder = mlx_bulk.load_embedder(folder, images=True)
+    inputs = [row["t"] if not row["image"] else {"text": row["t"], "image": row["image"]} for row in ROWS]
+    found = embedder.embed([*inputs, {"image": (tmp_path / "tall.png").read_bytes()}, {"image": "gone.png"}], on_error="quarantine")
+    assert np.abs(found[:-2] - np.array(expected)).max() <= 1e-5
+    assert np.abs(found[-2] - np.array(expected)[1]).max() <= 1e-5
+    assert np.isnan(found[-1]).all()
+    with pytest.raises(TypeError, match=r"texts\[0\]: found the keys picture; expected a string, or a mapping with text, image or both"):
+        embedder.embed([{"picture": "tall.png"}])
+    with pytest.raises(TypeError, match=r"texts\[0\]: found dict; expected a string"):
+        mlx_bulk.load_embedder(folder).embed([{"image": "tall.png"}])

@@ -10,10 +10,10 @@ from mlx_bulk.runner.cluster.messages import Frames, FromWorker, PolicyLoaded, P
 from mlx_bulk.runner.core.host_process import HostProcess
 
 from ..jobs.support.bench import Bench
+from ..jobs.support.cluster_runs import engine
 from ..jobs.verify.test_verify import verify
 from ..runner.support.thread_fleet import StopEarly, ThreadFleet
 from .test_cluster_policies import over, records, roll, step, versions
-from .test_cluster_run import engine
 
 
 def test_all_workers_give_up_the_leases_of_a_policy_that_they_refuse_in_turn(bench: Bench):

@@ -1,5 +1,6 @@
 """Tests sampling settings that come from a row's columns."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ..checkpoints import EOS
-from ..jobs.support.bench import ROWS, Bench
+from ..jobs.support.bench import ROWS, Bench, Record
 
 VALUES: dict[str, Any] = {
     "max_tokens": 2, "temperature": 0.5, "top_p": 0.3, "top_k": 5, "min_p": 0.4, "typical_p": 0.3, "xtc_probability": 0.9,
@@ -19,17 +20,24 @@ VALUES: dict[str, Any] = {
 }  # fmt: skip
 
 
+BASE: dict[str, Any] = {"max_tokens": 6, "temperature": 1.0, "xtc_threshold": 0.002, "stop": ["a", "e"], "logit_bias": {str(EOS): 4.0}}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory, model: Path) -> list[Record]:
+    """Records of the rows without any value of their own."""
+    return Bench(tmp_path_factory.mktemp("plain"), model).run(sampling=BASE).records
+
+
 @pytest.mark.parametrize("name", VALUES)
-def test_a_row_s_value_is_as_the_config_s(bench: Bench, name: str):
-    base: dict[str, Any] = {"max_tokens": 6, "temperature": 1.0, "xtc_threshold": 0.002, "stop": ["a", "e"], "logit_bias": {str(EOS): 4.0}}
+def test_a_row_s_value_is_as_the_config_s(bench: Bench, plain: list[Record], name: str):
     rows = [{**row, "given": {name: value}} for row, value in zip(ROWS, [VALUES[name], None, VALUES[name], None, None], strict=True)]
-    mixed = bench.run(rows=rows, sampling={**base, "columns": {name: f"given.{name}"}}).records
-    plain = bench.run("--overwrite", rows=rows, sampling=base).records
+    mixed = bench.run(rows=rows, sampling={**BASE, "columns": {name: f"given.{name}"}}).records
     if name == "seed":  # a column's is the stream's key itself, the config's is hashed with the row's key
         assert [r["seed"] for r in mixed if r["row"] in (0, 2)] == [12345, 12345]
         assert [r["completion_ids"] for r in mixed if r["row"] == 1] == [r["completion_ids"] for r in plain if r["row"] == 1]
         return
-    everywhere = bench.run("--overwrite", rows=rows, sampling={**base, name: VALUES[name]}).records
+    everywhere = bench.run("--overwrite", rows=rows, sampling={**BASE, name: VALUES[name]}).records
     for row in range(5):
         mine, expected = ([r for r in records if r["row"] == row] for records in (mixed, everywhere if row in (0, 2) else plain))
         assert [(r["completion_ids"], r["completion"], r["finish_reason"], r["seed"]) for r in mine] == [

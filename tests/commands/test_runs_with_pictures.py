@@ -1,6 +1,7 @@
 """Whole runs on rows with pictures: completions and their logprobs are transformers', given the same messages and pictures."""
 
 import json
+import re
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from PIL import Image
 
 from ..jobs.support.bench import Bench
 from ..runner.images.test_processors import theirs
-from ..vision_checkpoints import FAMILIES
-from ..vision_folders import data_url, drawn, picture_bytes, write_vision_model
+from ..vision_configs import FAMILIES
+from ..vision_folders import QWEN_TEMPLATE, data_url, drawn, picture_bytes, write_vision_model
 
 pytestmark = pytest.mark.oracle
 BOUND = 1e-4  # float32: batches, chunks and caches add in another order than one call of a row alone
@@ -96,7 +97,7 @@ def test_completions_are_those_of_transformers(kind: str, tmp_path: Path) -> Non
     (tmp_path / "b.png").write_bytes(A)
     changed = bench.run(rows=ROWS, prompt=prompt, sampling={"max_tokens": 6, "temperature": 0, "ignore_eos": True})
     assert changed.code == 4
-    assert "a picture's file has changed or is gone, which one of the rows 0 to 4 names" in changed.stderr
+    assert "a picture that one of rows 0 to 4 names is new, changed or gone" in changed.stderr
 
 
 def test_scores_chats_and_lines_of_a_batch_file_with_pictures(tmp_path: Path) -> None:
@@ -125,3 +126,38 @@ def test_scores_chats_and_lines_of_a_batch_file_with_pictures(tmp_path: Path) ->
     assert answered.code == 0, answered.stderr
     [record] = answered.records
     assert record["prompt"].startswith("<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>What?")
+
+
+def test_whole_chats_with_pictures_are_scored_as_transformers_does(tmp_path: Path) -> None:
+    truth = Truth(tmp_path / "model", "qwen2_vl")
+    write_pictures(tmp_path)
+    begin, body, end = re.split(r"(?<=role }}\n)|(?=<\|im_end\|>)", QWEN_TEMPLATE)
+    asked = "{% if message.role == 'assistant' %}"
+    marked = f"{begin}{asked}{{% generation %}}{body}{{% endgeneration %}}{{% else %}}{body}{{% endif %}}{end}"
+    rows: list[dict[str, Any]] = [
+        {
+            "m": [
+                {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What?"}]},
+                {"role": "assistant", "content": "A dog"},
+            ]
+        },
+        {"m": [{"role": "user", "content": [{"type": "text", "text": "What?"}]}, {"role": "assistant", "content": [{"type": "image"}]}]},
+        {"m": [{"role": "user", "content": [{"type": "text", "text": "a word " * 2000}]}, {"role": "assistant", "content": "no"}]},
+    ]
+    for row in rows:
+        row["pictures"] = ["a.png"]
+    bench, prompt = Bench(tmp_path, tmp_path / "model"), {"chat_template": marked, "images": "pictures"}
+    done = bench.score(rows=rows, prompt=prompt, score={"messages": "m"})
+    assert done.code == 3, done.stderr
+    [record] = done.records
+    completion = [i for i, there in zip(record["token_ids"], record["scored"], strict=True) if there]
+    text = truth.processor.tokenizer.apply_chat_template(
+        [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What?"}]}], tokenize=False, add_generation_prompt=True
+    )
+    expected = truth.logprobs(text, [A], completion)[np.arange(len(completion)), completion]
+    found = [value for value in record["token_logprobs"] if value is not None]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=BOUND)
+    assert max(record["token_ids"]) < 1 << 24
+    assert {(error["row"], error["stage"]) for error in done.errors} == {(1, "image"), (2, "too_long")}
+    (tmp_path / "a.png").write_bytes(B)
+    assert bench.score(rows=rows, prompt=prompt, score={"messages": "m"}).code == 4

@@ -119,6 +119,10 @@ def test_a_message_is_one_line_that_names_the_fix(tmp_path: Path, added: str, li
             "prompt.system: expected null, since it goes with prompt.user only; put the system turn in the messages column",
         ),
         (
+            "{images: i, system: s}",
+            "prompt.system: expected null, since it goes with prompt.user only; use prompt.user, or in an embedding job embed.prompt",
+        ),
+        (
             "{text: a, prefill: p}",
             "prompt.prefill: expected nothing, since prompt.text has no chat template; use prompt.user, or remove it",
         ),

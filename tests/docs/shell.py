@@ -10,7 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,8 @@ class Shell:
     code: int = 0
 
     def __post_init__(self) -> None:
-        (self.folder / "configs").symlink_to(ROOT / "configs")  # pages are read in a clone
+        for name in ("configs", "docs"):  # pages are read in a clone
+            (self.folder / name).symlink_to(ROOT / name)
 
     def run(self, block: Block) -> None:
         """Does what a reader does with a block; AssertionError where it fails or prints something else than the page shows."""
@@ -110,12 +111,16 @@ class Shell:
         return done.stderr
 
 
-def run_page(page: Path, folder: Path) -> Shell:
-    """Runs all blocks of a page in an empty folder, which is the working directory. AssertionError says where it went wrong."""
+def run_page(page: Path, folder: Path, extra: str | None = None) -> Shell:
+    """Runs all blocks of a page in an empty folder, which is the working directory. AssertionError says where it went wrong.
+
+    extra: blocks that are not run because they need this extra are run, too.
+    """
     shell = Shell(folder)
     for block in blocks(page.read_text(encoding="utf-8")):
+        wanted = extra is not None and block.not_run == f"it needs the extra {extra}"
         try:
-            shell.run(block)
+            shell.run(replace(block, not_run="") if wanted else block)
         except AssertionError as error:
             raise AssertionError(f"{page.name}, line {block.line}: {error}") from None
     return shell

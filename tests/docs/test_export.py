@@ -24,7 +24,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
 
 
 def test_the_commands_write_what_the_page_says(shell: Shell):
-    written = {path.name for path in shell.folder.iterdir()} - {"configs"}
+    written = {path.name for path in shell.folder.iterdir()} - {"configs", "docs"}
     assert written == {"outputs", "demo.parquet", "exported", "batch_output.jsonl"}
     assert {path.name for path in (shell.folder / "exported").iterdir()} == {"results.csv", "SHA256SUMS"}
 

@@ -21,7 +21,7 @@ NOT_RUN = {
     "embeddings.md": 1,
     "python.md": 1,
     "cluster.md": 5,
-    "images.md": 2,
+    "images.md": 4,
 }
 # The scripts of models.md show faults, and fail: tests/zoo/test_faults.py runs each. export.md is run by test_export.py.
 RUN_ELSEWHERE = {"models.md", "export.md"}

@@ -15,7 +15,7 @@ KILLS = 6
 
 
 def test_kills_and_cuts_cost_no_row():
-    options = ["--kills", str(KILLS), "--workers", "2", "--rows", "1500", "--every", "1", "--seed", "3", "--deterministic"]
+    options = ["--kills", str(KILLS), "--workers", "2", "--rows", "700", "--every", "1", "--seed", "3", "--deterministic"]
     done = subprocess.run([sys.executable, str(PROGRAM), *options], capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr + done.stdout
     figures = json.loads(done.stdout.splitlines()[-1])
@@ -25,7 +25,7 @@ def test_kills_and_cuts_cost_no_row():
 
 def test_rollouts_under_a_live_policy_stay_whole():
     """Each group is there once and whole, each shard has one policy, and each policy of a record is kept."""
-    options = ["--rollouts", "--kills", str(KILLS), "--workers", "3", "--rows", "600", "--every", "2", "--seed", "5"]
+    options = ["--rollouts", "--kills", str(KILLS), "--workers", "3", "--rows", "300", "--every", "1", "--seed", "5"]
     done = subprocess.run([sys.executable, str(PROGRAM), *options], capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr + done.stdout
     figures = json.loads(done.stdout.splitlines()[-1])

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.skipif(native.library() is None, reason="it serves the 
 def anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Each test looks for the library as a new process does, and compiles it in a third of the time."""
     monkeypatch.setattr(native, "COMMAND", tuple(option.replace("-O3", "-O0") for option in native.COMMAND))
+    monkeypatch.setattr(native, "PRODUCTS_OPTIONS", ())
     native.library.cache_clear()
     monkeypatch.setattr(native, "_ahead", [])
     yield

@@ -6,10 +6,12 @@ Knows which of them are tried by default, and where an architecture differs from
 import functools
 import os
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 from mlx_bulk.configs.schema import BatchConfig, ModelConfig
 from mlx_bulk.runner.checks.engine_setup import fit
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
@@ -63,6 +65,7 @@ NOT_QUANTIZED = {
     "llama4_text": "its head is a product with the embedding's packed weights",
     "prism_hadamard_qwen35": "its weights are of two bits, or it is none",
 }
+SLOW = ("gemma3n",)  # whose network and twin take seconds to build and to try
 PLENTY = 1 << 40  # bytes
 
 
@@ -74,6 +77,11 @@ class Entry:
     setup: Setup
     about: dict[str, Any]
     alone: Alone
+
+
+def parameters(names: Iterable[str], slow: tuple[str, ...] = SLOW) -> list[Any]:
+    """Returns the names for a test, where some are marked slow unless all are asked for."""
+    return [pytest.param(name, marks=pytest.mark.slow) if name in slow and not EVERY else name for name in names]
 
 
 def config_of(name: str) -> Config:

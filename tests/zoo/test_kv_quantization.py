@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from .entries import NAMES
+from .entries import NAMES, parameters
 from .kv_quantization import refused_here
 from .table import DOCS
 
@@ -21,6 +21,6 @@ def test_many_are_listed():
 
 
 @pytest.mark.parametrize("start", [0, 3])
-@pytest.mark.parametrize("name", sorted(WAYS.keys() & set(NAMES)))
+@pytest.mark.parametrize("name", parameters(sorted(WAYS.keys() & set(NAMES))))
 def test_batches_of_ours_take_what_the_page_says(name: str, start: int):
     assert refused_here(name, WAYS[name], start) == ""

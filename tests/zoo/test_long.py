@@ -9,7 +9,7 @@ from mlx_bulk.runner.twins.tiny_config import window_lengths
 from ..runner.support.naive_truth import DECODE_TOLERANCE, ECHO_TOLERANCE
 from ..runner.support.tiny_runs import documents
 from .configs import CONFIGS
-from .entries import DECODES_OTHERWISE, EVERY, entry
+from .entries import DECODES_OTHERWISE, EVERY, entry, parameters
 from .ropes import ROPES, WIDE
 from .trial import TEXTS, choices, generating, in_chunks, prompts, requests, scoring, small
 from .windows import WINDOW
@@ -35,7 +35,7 @@ def test_rows_grow_across_the_border_of_the_window_and_far_beyond(name: str):
     assert found.whole <= DECODE_TOLERANCE or name in DECODES_OTHERWISE
 
 
-@pytest.mark.parametrize("name", [*CONFIGS, *WIDE] if EVERY else LONG)
+@pytest.mark.parametrize("name", parameters([*CONFIGS, *WIDE] if EVERY else LONG, slow=("qwen3_next",)))
 def test_rows_grow_across_what_caches_grow_by(name: str):
     """Of 256 tokens: also with a window that a cache has grown to only in its second step."""
     found, alone = entry(name), entry(name).alone
@@ -45,7 +45,14 @@ def test_rows_grow_across_what_caches_grow_by(name: str):
     assert scoring(small(found.setup), alone, documents(prompts((300, 9, 270)))) <= ECHO_TOLERANCE or name in ROUNDS
 
 
-@pytest.mark.parametrize(("name", "told"), [("llama", False), ("llama dynamic", True), *((name, True) for name in DECODES_OTHERWISE)])
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("llama", False),
+        ("llama dynamic", True),
+        *(pytest.param(name, True, marks=() if EVERY else pytest.mark.slow) for name in DECODES_OTHERWISE),
+    ],
+)
 def test_who_runs_a_model_whose_logprobs_depend_on_its_calls_is_told(name: str, told: bool, caplog: pytest.LogCaptureFixture):
     with caplog.at_level("WARNING", "mlx_bulk"):
         fit(entry(name).model, BatchConfig(), LogprobOptions())

@@ -8,7 +8,7 @@ import pytest
 from ..runner.support.naive_truth import ECHO_TOLERANCE
 from .configs import CANNOT, CONFIGS
 from .counterparts import COUNTERPARTS, DIFFERENT, NOT_LOADED
-from .entries import NAMES, entry
+from .entries import NAMES, entry, parameters
 from .faults import FAULTS
 from .table import DOCS, HEAD
 
@@ -24,7 +24,7 @@ def test_the_table_has_a_line_for_each_architecture():
     assert list(ROWS) == sorted(CONFIGS, key=str.lower), ANEW
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", parameters(NAMES))
 def test_an_architecture_runs_as_its_line_says(name: str):
     """One that falls to a slower way, by a change of ours or of mlx-lm's, is noticed here."""
     found, row = entry(name), ROWS[name]

@@ -6,13 +6,13 @@ from mlx_bulk.runner.twins.tiny_twin import twin
 
 from ..runner.support.naive_truth import ECHO_TOLERANCE
 from .configs import CONFIGS
-from .entries import EVERY, NAMES, entry
+from .entries import EVERY, NAMES, entry, parameters
 from .trial import forced
 
 FAULT = ECHO_TOLERANCE  # of a logprob: what fails the zoo
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", parameters(NAMES))
 def test_the_weights_find_nothing_that_the_twin_has_not_shown(name: str):
     found = entry(name)
     assert (found.about["twin"]["way"], found.about["found_on"]) == (found.about["way"], "twin"), found.about

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from .vision_faults import PRELUDE, VISION_FAULTS, VisionFault, in_a_batch
+from .vision_faults import PRELUDE, VISION_FAULTS, VisionFault, in_a_batch, saved_by
 
 pytestmark = pytest.mark.oracle
 
@@ -21,3 +21,8 @@ def test_its_script_shows_the_fault(fault: VisionFault):
 @pytest.mark.parametrize("tokens", [(6, 6), (0, 6)])
 def test_the_script_of_batches_finds_nothing_in_a_right_model(tokens: tuple[int, ...]):
     exec(PRELUDE + in_a_batch("qwen2_5_vl", *tokens), {})
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "llava"])
+def test_what_transformers_4_saved_loads(name: str):
+    exec(PRELUDE + saved_by(4, name), {})

@@ -5,13 +5,13 @@ from mlx_bulk.runner.checks.window_check import SETTING, missing_window
 from mlx_bulk.runner.twins.tiny_twin import TEXT
 
 from .configs import CONFIGS
-from .entries import EVERY, config_of, entry
+from .entries import EVERY, config_of, entry, parameters
 
 ASKING = [name for name in CONFIGS if isinstance((config_of(name) | (config_of(name).get(TEXT) or {})).get(SETTING), int)]
 SOME = ("deepseek_v41", "gemma3_text", "mistral3")
 
 
-@pytest.mark.parametrize("name", ASKING if EVERY else SOME)
+@pytest.mark.parametrize("name", parameters(ASKING if EVERY else SOME, slow=("deepseek_v41",)))
 def test_a_model_has_the_window_that_its_config_asks_for(name: str):
     assert missing_window(entry(name).model.network, config_of(name)) is None
 

@@ -12,10 +12,22 @@ from ..runner.support.naive_truth import DECODE_TOLERANCE, ECHO_TOLERANCE
 from ..runner.support.tiny_runs import documents
 from . import networks
 from .configs import CONFIGS
-from .entries import CHANGED_BY_LOADING, CORE, DECODES_OTHERWISE, EVERY, NAMES, NOT_QUANTIZED, QUANTIZED, checkpoint, entry, loaded
+from .entries import (
+    CHANGED_BY_LOADING,
+    CORE,
+    DECODES_OTHERWISE,
+    EVERY,
+    NAMES,
+    NOT_QUANTIZED,
+    QUANTIZED,
+    checkpoint,
+    entry,
+    loaded,
+    parameters,
+)
 from .trial import TEXTS, Alone, choices, forced, generating, in_chunks, prompts, scoring, small
 
-by_name = pytest.mark.parametrize("name", NAMES)
+by_name = pytest.mark.parametrize("name", parameters(NAMES))
 
 
 def test_the_core_is_a_part_of_the_zoo():
@@ -84,7 +96,7 @@ def test_ways_that_the_probes_reject_are_wrong(name: str):
 
 
 @pytest.mark.parametrize("bits", [8, 4] if EVERY else [4])
-@pytest.mark.parametrize("name", QUANTIZED)
+@pytest.mark.parametrize("name", parameters(QUANTIZED, slow=("deepseek_v3", "qwen3_next")))
 def test_quantized_weights_give_a_batch_what_they_give_a_row_alone(name: str, bits: int):
     if name in NOT_QUANTIZED:
         pytest.skip(NOT_QUANTIZED[name])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 PRELUDE = '''\
 import importlib
 import mlx.core as mx
-from mlx.utils import tree_map
+from mlx.utils import tree_flatten, tree_map
 from mlx_vlm.generate.ar import BatchGenerator
 from mlx_vlm.models.cache import make_prompt_cache
 from mlx_vlm.utils import update_module_configs
@@ -40,6 +40,15 @@ CONFIGS = {
         vision_config=dict(PATCHES, model_type="qwen3_vl", num_position_embeddings=64, deepstack_visual_indexes=[0, 1]),
         image_token_index=IMAGE, video_token_index=291, **MARKS,
     ),
+    "llava": dict(
+        text_config=dict(TEXT, model_type="llama"),
+        vision_config=dict(
+            model_type="clip_vision_model", hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
+            image_size=56, patch_size=14, projection_dim=64,
+        ),
+        image_token_index=IMAGE,
+    ),
+    "qwen2_vl": dict(TEXT, rope_scaling=ROPE, vision_config=dict(PATCHES, model_type="qwen2_vl", embed_dim=64, mlp_ratio=2), **MARKS),
     "qwen2_5_vl": dict(
         TEXT, rope_scaling=ROPE, vision_config=dict(
             PATCHES, model_type="qwen2_5_vl", window_size=64, fullatt_block_indexes=[1], tokens_per_second=2,
@@ -160,6 +169,43 @@ text = {name: value for name, value in TEXT.items() if name != "rope_theta"}
 read = family.TextConfig.from_dict({**text, **renamed, "model_type": "llama"})
 assert read.rope_theta == 12345.0
 """
+SAVED = """\
+if SAVED_BY == 5:
+    text = {**TEXT, "rope_parameters": {"rope_type": "default", "rope_theta": TEXT["rope_theta"], "mrope_section": [2, 3, 3]}}
+    del text["rope_theta"]
+    marks = {key: value for key, value in MARKS.items() if key != "vocab_size"}
+    CONFIGS[NAME] = dict(text_config=text, vision_config=CONFIGS[NAME]["vision_config"], **marks)
+try:
+    loaded = build(NAME)
+except TypeError:  # settings that it asks for, and does not look for where they are
+    loaded = None
+assert loaded is not None
+"""
+NAMED = """\
+model = build(NAME)
+own = dict(tree_flatten(model.parameters()))
+read = own if SAVED_BY == 4 else {key.replace("vision_tower.vision_model.", "vision_tower."): array for key, array in own.items()}
+for part in (model, model.vision_tower):  # as its loader does
+    read = part.sanitize(read) if hasattr(part, "sanitize") else read
+assert read.keys() == own.keys()
+"""
+ACTIVATION = """\
+layers = importlib.import_module(f"mlx_vlm.models.{NAME}.vision")
+config = importlib.import_module(f"mlx_vlm.models.{NAME}.config").VisionConfig.from_dict(dict(PATCHES, model_type=NAME))
+layer = getattr(layers, LAYER)(config)
+act = layer.act_fn if "act_fn" in layer else layer.activation_fn
+assert abs(act(mx.array(1.0)).item() - 0.841345) < 2e-5  # x times the normal distribution at x
+"""
+
+
+def not_exact(name: str, layer: str) -> str:
+    """A script that looks at a layer's GELU, which is the exact one in transformers."""
+    return f"NAME, LAYER = {name!r}, {layer!r}\n{ACTIVATION}"
+
+
+def saved_by(version: int, name: str) -> str:
+    """A script that loads a model as this version of transformers saves it: settings of the Qwens, weights of the others."""
+    return f"SAVED_BY, NAME = {version}, {name!r}\n{SAVED if name.startswith('qwen') else NAMED}"
 
 
 def in_a_batch(name: str, *tokens: int) -> str:
@@ -203,11 +249,41 @@ VISION_FAULTS = (
         "both are kept together (`ImageFeatures`)",
         CACHED,
     ),
+    *(
+        VisionFault(
+            f"{name} GELU",
+            name,
+            "GELU is the form with tanh where transformers has the exact one: logprobs move by 1e-3",
+            "the tower's layers get the right form (`GELU_FORMS`)",
+            not_exact(name, layer),
+        )
+        for name, layer in (("internvl", "MLP"), ("qwen3_vl_moe", "PatchMerger"))
+    ),
     VisionFault(
         "transformers 5",
         "idefics3",
-        "what transformers 5 saves as `rope_parameters` is not read: positions turn by a default, silently; other models fail to load",
+        "what transformers 5 saves as `rope_parameters` is not read: positions turn by a default, silently",
         "settings get their older names too (`mlx_lm_settings`)",
         RENAMED,
+    ),
+    *(
+        VisionFault(
+            f"{name} settings of transformers 5",
+            name,
+            "what transformers 5 saves fails to load: the text's settings are looked for elsewhere, or under older names",
+            "settings get their older names and places too (`mlx_lm_settings`, `open_tower`)",
+            saved_by(5, name),
+        )
+        for name in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+    ),
+    *(
+        VisionFault(
+            f"{name} names of transformers 5",
+            name,
+            "what transformers 5 saves fails to load: its names of the tower's weights have no `vision_model`",
+            "a weight is known by the rest of its name (`open_tower`)",
+            saved_by(5, name),
+        )
+        for name in ("gemma3", "llava")
     ),
 )

@@ -144,7 +144,7 @@ def test_a_run_with_closed_streams_is_complete(bench: Bench):
     assert bench.run().last_line.startswith("complete already")
 
 
-@pytest.mark.parametrize("command", [(INSTALLED,), MODULE], ids=["script", "module"])
+@pytest.mark.parametrize("command", [(INSTALLED,), pytest.param(MODULE, marks=pytest.mark.slow)], ids=["script", "module"])
 def test_the_command_as_a_process(bench: Bench, command: tuple[str, ...]):
     path = bench.write_config()
     done = subprocess.run([*command, "run", str(path), "-q"], capture_output=True, text=True, check=False, cwd=bench.root)

@@ -45,6 +45,8 @@ def test_special_tokens_stay_where_a_text_is_cut():
     assert [right.encode(text)[1] for text in ("a b c", "a b c d")] == [False, True]
     with pytest.raises(RowError, match=r"the text has 6 tokens, and the model takes 5; shorten it, or set embed\.too_long"):
         TextInputs(tokenizer(), max_length=5, too_long="error").encode("a b c d")
+    with pytest.raises(RowError, match=r"6 tokens, and embed\.max_length is 5; raise it, shorten the text, or set embed\.too_long"):
+        TextInputs(tokenizer(), max_length=5, too_long="error", own_length=True).encode("a b c d")
 
 
 def test_a_tokenizer_without_special_tokens_has_nothing_to_embed_in_an_empty_text():

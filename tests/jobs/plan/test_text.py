@@ -21,4 +21,4 @@ def test_a_plan_says_what_pictures_take(bench: Bench) -> None:
     text = plan_as_text(replace(plan, survey=survey, tower_bytes=2_000_000), 200)
     assert "2 in prompts, 12 of the tokens above: 4 to 8 each, mean 6" in text
     assert text.index("█") < text.index("pictures  "), "the bars are those of the prompts, and stand below these"
-    assert "2.0 MB of the weights read pictures; 500 MB more are kept for their features (batch.image_memory)" in text
+    assert "2.0 MB of the weights read pictures; their features take up to 500 MB more (batch.image_memory)" in text

@@ -148,7 +148,7 @@ def test_a_report_is_drawn_of_any_records(name: str, drawn: st.DataObject):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", JOBS)
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(drawn=st.data())
 def test_charts_are_drawn_of_any_records(name: str, drawn: st.DataObject):
     with pytest.MonkeyPatch.context() as patched:

@@ -281,6 +281,15 @@ def test_where_it_goes(bench: Bench):
     assert not (done.output / "report.html").exists()
 
 
+def test_no_device_or_pipe_is_replaced(bench: Bench):
+    done, pipe = bench.run(), bench.root / "pipe"
+    os.mkfifo(pipe)
+    result = CliRunner().invoke(cli, ["report", str(done.output), "--to", str(pipe)])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"{pipe} is there and is no regular file" in result.stderr
+    assert pipe.is_fifo()
+
+
 @pytest.mark.parametrize("name", ["gone", "empty"])
 def test_a_folder_that_is_no_run_gives_one_line(bench: Bench, name: str):
     (bench.root / "empty").mkdir()

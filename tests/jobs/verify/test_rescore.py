@@ -164,12 +164,13 @@ def test_a_replay_notices_other_weights(bench: Bench, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("how", ["--rescore", "--replay"])
-def test_only_completions_are_scored_again(bench: Bench, how: str):
+def test_scores_are_not_computed_again(bench: Bench, how: str):
     assert bench.score(rows=[{"q": "a b c"}], score={"text": "{{ q }}"}).code == 0
     result = verify(bench.root / "run", how)
     assert result.exit_code == 5
-    done = "scored anew" if how == "--rescore" else "decoded again"
-    assert f"is a run of job: score; only completions can be {done} (generate, rollout). Verify it without {how}." in result.stderr
+    records = "only records of generate, rollout, embed and classify can be computed again"
+    can = records if how == "--rescore" else "only completions can be decoded again (generate, rollout)"
+    assert f"is a run of job: score; {can}. Verify it without {how}." in result.stderr
 
 
 def test_a_policy_that_is_gone_and_a_model_that_is_another(bench: Bench, tmp_path: Path):

@@ -78,6 +78,7 @@ def test_local_workers_join_and_leave_when_they_are_dismissed(capfd: pytest.Capt
         assert one.worker.startswith("local-1-")
         assert one.hello.facts["cores"] == os.cpu_count()
         assert (one.hello.run, one.hello.leases, workers.ended) == (None, {}, [])
+        workers.note_joined(one.worker)
         assert psutil.Process(int(str(one.hello.facts["pid"]))).memory_info().rss <= IDLE_BYTES
     workers.end()
     assert workers.ended == [0]
@@ -175,3 +176,38 @@ def test_an_address_that_is_not_safe_is_refused(address: str):
     assert process.returncode == 2
     assert said.count("\n") == 1
     assert address in said
+
+
+class Starting:
+    """The process of a worker. It ends when it is told to, or waited for."""
+
+    all: ClassVar[list["Starting"]] = []
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.calls = list[str]()
+        self.returncode: int | None = None
+        self.all.append(self)
+
+    def __class_getitem__(cls, _: object) -> type["Starting"]:
+        return cls
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def terminate(self) -> None:
+        self.calls.append("terminate")
+
+    kill = terminate
+
+    def wait(self, _: float) -> None:
+        self.calls.append("wait")
+        self.returncode = 0
+
+
+def test_workers_that_have_not_joined_are_not_waited_for_at_the_end(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(local_workers.subprocess, "Popen", Starting)
+    monkeypatch.setattr(Starting, "all", [])
+    workers = LocalWorkers(2, "tcp://127.0.0.1:1", wait=1.0)
+    workers.note_joined("local-2-77-ab12")
+    workers.end()
+    assert [each.calls[0] for each in Starting.all] == ["terminate", "wait"]

@@ -19,6 +19,7 @@ def python(code: str, folder: Path, **env: str) -> str:
     return subprocess.run([sys.executable, "-c", code], env=kept | env, cwd=folder, check=True, capture_output=True, text=True).stdout
 
 
+@pytest.mark.slow  # the kernels are compiled once more
 @x86
 @pytest.mark.skipif(sys.platform != "linux" or not backend.compiles(), reason="the kernels are compiled with g++")
 def test_avx2_limits_kernels_and_blas(tmp_path: Path):
@@ -51,7 +52,7 @@ print(len(found), sorted(found)[:3])
 
 @x86
 @pytest.mark.skipif(sys.platform != "linux" or not backend.compiles(), reason="the kernels are compiled with g++")
-@pytest.mark.parametrize("units", ["avx2", ""])
+@pytest.mark.parametrize("units", [pytest.param("avx2", marks=pytest.mark.slow), ""])
 def test_a_rows_bits_do_not_depend_on_the_number_of_rows(tmp_path: Path, units: str):
     """For some processors g++ rounds a product before it adds it, in one instance of a template and not in another."""
     assert python(ROWS_CODE, tmp_path, MLX_BULK_CPU=units) == "0 []\n"

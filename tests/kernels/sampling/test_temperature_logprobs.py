@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ...oracle import distribution, edited
 from .samplers import parameters
-from .test_sampling import COMPLETION, EOS, LOGITS, PROMPT, VARIANTS, edits_of, uniforms
+from .sampling_variants import COMPLETION, EOS, LOGITS, PROMPT, VARIANTS, edits_of, uniforms
 
 Floats = NDArray[np.float32]
 Sampler = Callable[[Floats, Parameters], Drawn]

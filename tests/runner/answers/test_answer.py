@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from mlx_bulk.configs.errors import ConfigError
 from mlx_bulk.runner.answers.answer import Answer, AnswerReader
+from mlx_bulk.runner.answers.completion_text import CompletionText
 from mlx_bulk.runner.answers.reasoning_marks import find_reasoning_marks
 from mlx_bulk.runner.answers.sections import literal
-from mlx_bulk.runner.answers.spelling import Spelling
 from mlx_bulk.runner.answers.tool_format import find_tool_format
 from mlx_bulk.runner.core.requests import Reading, Sampling
 from mlx_bulk.runner.text.tokenizer import Tokenizer
@@ -36,7 +36,7 @@ def read(tokenizer: Tokenizer, text: str, finish: str = "stop", stop: str | None
     outcome = completed(tokenizer, text, "length" if stop else finish)
     shown = tokenizer.decode(outcome.ids)
     length = shown.index(stop) if stop else len(shown)
-    return reader.read(Spelling.of(tokenizer, Sampling(), outcome, length), asked)
+    return reader.read(CompletionText.of(tokenizer, Sampling(), outcome, length), asked)
 
 
 def calls(answer: Answer) -> list[tuple[str, Any]]:

@@ -9,8 +9,8 @@ import mlx_lm.tool_parsers as tool_parsers
 import numpy as np
 import pytest
 from mlx_bulk.runner.answers.answer import Answer, AnswerReader
+from mlx_bulk.runner.answers.completion_text import CompletionText
 from mlx_bulk.runner.answers.response_templates import TABLE
-from mlx_bulk.runner.answers.spelling import Spelling
 from mlx_bulk.runner.answers.tool_format import find_tool_format
 from mlx_bulk.runner.core.requests import Reading
 
@@ -57,8 +57,8 @@ def reader(own: dict[str, Any] | None, name: str = "auto") -> AnswerReader:
 def read(by: AnswerReader, text: str, eos: str | None, turn: str = "") -> Answer:
     whole = text + (eos or "")
     starts = np.append(np.arange(len(text)), [len(text)] if eos else []).astype(np.int32)
-    spelling = Spelling(whole, starts, [False] * len(text) + [True] * bool(eos), len(text), eos is not None)
-    return by.read(spelling, Reading(turn=turn, reasoning=True, calls=True, tools=(TOOL,)))
+    completion = CompletionText(whole, starts, [False] * len(text) + [True] * bool(eos), len(text), eos is not None)
+    return by.read(completion, Reading(turn=turn, reasoning=True, calls=True, tools=(TOOL,)))
 
 
 def calls(answer: Answer) -> list[tuple[str, Any]]:

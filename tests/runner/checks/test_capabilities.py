@@ -11,7 +11,7 @@ import pytest
 from mlx_bulk.configs.schema import BatchConfig
 from mlx_bulk.kernels import native
 from mlx_bulk.runner.checks import capabilities as trusting
-from mlx_bulk.runner.checks.capabilities import Capabilities, capabilities_of, own_sources, try_twin
+from mlx_bulk.runner.checks.capabilities import Capabilities, capabilities_of, own_digest, own_sources, try_twin
 from mlx_bulk.runner.checks.engine_setup import fit
 from mlx_bulk.runner.checks.padding_probe import probe
 from mlx_bulk.runner.checks.scoring_check import Shortcuts
@@ -210,6 +210,7 @@ def test_another_source_of_ours_has_another_twin(built: list[int], monkeypatch: 
     header.write_text("changed")
     sources = own_sources()
     monkeypatch.setattr(trusting, "own_sources", lambda: sources | {header})
+    monkeypatch.setattr(trusting, "own_digest", own_digest.__wrapped__)  # as another process sees it
     capabilities_of(of(LLAMA))
     assert len(built) == 2
 

@@ -9,11 +9,11 @@ from mlx_bulk.runner.checks.picture_check import tried_with_pictures
 from mlx_bulk.runner.core.errors import ModelError
 from mlx_bulk.runner.core.images import ImageTable
 from mlx_bulk.runner.engine.setup import Setup
-from mlx_bulk.runner.layers.call_context import READER, PlacedFeatures, context_of
+from mlx_bulk.runner.layers.call_context import READER, context_of
 from mlx_bulk.runner.vision.features import FeatureCache
 from mlx_bulk.runner.vision.image_embedding import ImageEmbedding, read_pictures_with
 
-from ..support.made_up_pictures import PLACEHOLDER, NoiseTower
+from ..support.made_up_pictures import PLACEHOLDER, NoiseTower, shift_features
 from ..support.tiny import as_it_came
 from ..support.tiny_runs import setup_of
 
@@ -39,15 +39,7 @@ def test_features_that_go_to_a_wrong_row_of_a_batch_let_one_row_run_at_a_time(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     setup = reading()
-    right = ImageEmbedding.__call__
-
-    def shuffled(self: ImageEmbedding, ids: mx.array) -> mx.array:
-        context = context_of(setup.model)
-        if ids.shape[0] > 1 and (placed := context.pictures) is not None:
-            context.pictures = PlacedFeatures((placed.indices + ids.shape[1]) % ids.size, placed.embeddings)
-        return right(self, ids)
-
-    monkeypatch.setattr(ImageEmbedding, "__call__", shuffled)
+    shift_features(monkeypatch, setup.model)
     found = tried_with_pictures(setup, ALLOWED, "wrong")
     assert (found.limits.rows, found.features.padded, found.features.shared_prompts) == (1, False, False)
     assert "wrong: with pictures rows together had other logprobs than alone; so one row runs at a time" in caplog.text

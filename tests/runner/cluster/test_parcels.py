@@ -136,3 +136,33 @@ def test_files_that_have_become_shorter_on_the_way_are_told(folder: Path):
     (folder / "b.bin").write_bytes(b"")
     desk.answer("worker", PieceWanted("run", "one", 100))
     assert isinstance(sent[1], NoParcel)
+
+
+def test_a_worker_that_falls_silent_leaves_its_place_to_others(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(parcels, "AT_ONCE", 1)
+    served, now = list[str](), [0.0]
+    desk = PieceDesk("run", lambda name: Parcel.of_folder(folder), lambda worker, _: served.append(worker), lambda: now[0])
+    for worker in ("stopped", "other"):
+        desk.answer(worker, PieceWanted("run", "one", 0))
+    desk.look()
+    assert served == ["stopped"]
+    now[0] = parcels.PLACE_SECONDS
+    desk.look()
+    assert served == ["stopped", "other"]
+
+
+def test_a_parcel_of_empty_files_arrives_and_keeps_no_place(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(parcels, "AT_ONCE", 1)
+    for name in FILES:
+        (folder / name).write_bytes(b"")
+    shelf, sizes = arrive(folder, tmp_path / "shelf", ["one", "two"])
+    assert sizes == [0, 0]
+    for name in ("one", "two"):
+        arrived = shelf.wait_for(name, lambda: False)
+        assert arrived is not None
+        assert {file.name: file.read_bytes() for file in arrived.iterdir()} == dict.fromkeys(FILES, b"")
+    served: list[str] = []
+    desk = PieceDesk("run", lambda name: Parcel.of_folder(folder), lambda worker, _: served.append(worker))
+    for worker in ("first", "second"):
+        desk.answer(worker, PieceWanted("run", "one", 0))
+    assert served == ["first", "second"]

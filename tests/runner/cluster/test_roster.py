@@ -45,6 +45,8 @@ def test_a_worker_that_comes_back_ends_the_wait():
     waits.require(["a"], 110.0)
     waits.require([], 120.0)
     waits.require([], 120.0 + ORPHAN_SECONDS)
+    with pytest.raises(NoWorkers):  # a new wait has begun, as long as the first
+        waits.require([], 120.1 + ORPHAN_SECONDS)
 
 
 def test_rows_that_a_worker_has_died_with_go_to_another_one_first():
@@ -68,5 +70,5 @@ def test_rows_wait_for_the_worker_with_the_most_room_as_long_as_it_may_come_back
     rows = RowSet(0, [], beyond=100)
     assert not waits.suits("a", rows, ["a", "b"])
     assert waits.suits("b", rows, ["a", "b"])
-    waits.workers["b"].refused = True
+    waits.workers["b"].refused = "another version"
     assert waits.longest(11.0) == 100

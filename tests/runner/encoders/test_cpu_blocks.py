@@ -11,9 +11,10 @@ import pytest
 from mlx import nn
 from mlx.nn.utils import value_and_grad
 from mlx_bulk.kernels.encoder_block import PackedBlock
-from mlx_bulk.runner.encoders.cpu_blocks import substitute_blocks
+from mlx_bulk.runner.encoders.cpu_blocks import packed_bytes, substitute_blocks
 from mlx_bulk.runner.encoders.encoder import Encoder
 from mlx_bulk.runner.layers.call_context import context_of
+from mlx_bulk.runner.layers.cpu_blocks import BUILT
 from mlx_bulk.runner.layers.kernel_injection import restore
 from mlx_bulk.runner.layers.layer_patching import is_patched
 
@@ -74,6 +75,22 @@ def test_changed_weights_are_packed_again(bert: Encoder):
     assert np.abs(after[1] - before[1]).max() > 0.01
     restore(bert)
     np.testing.assert_allclose(after[1], batch_states(bert, rows)[1], rtol=0, atol=NEAR)
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_the_bytes_of_packed_weights_are_known_before_they_are_packed(tmp_path: Path, family: str):
+    encoder = opened(TINY_ENCODERS[family](tmp_path / "model"))
+    known = packed_bytes(encoder)
+    assert "block" in substitute_blocks(encoder, VOCABULARY)  # its trial packs all
+    held = [block.__dict__[BUILT].block._held for block in encoder.modules() if BUILT in block.__dict__]
+    assert len(held) > 1
+    assert packed_bytes(encoder) == known
+    # a gated layer's two halves are packed apart, each to whole vectors
+    packed = ("qkv", "output", "mlp_input", "gate", "mlp_output")
+    assert known == pytest.approx(
+        sum(array.nbytes for of in held for name, array in of.items() if name in packed), rel=0.2 * (family != "bert")
+    )
+    restore(encoder)
 
 
 def test_a_part_that_is_not_ours_leaves_the_block_to_mlx(bert: Encoder):

@@ -19,7 +19,7 @@ from mlx_bulk.runner.scheduler.limits import Limits
 
 from ..support.small_memory import Tight
 from ..support.tiny import VOCABULARY, build, prompts_of
-from ..support.tiny_runs import engine_of, outcomes_of, request, setup_of
+from ..support.tiny_runs import engine_of, outcomes_of, request, run, setup_of
 
 WANTED = LogprobOptions(echo=True, top=3, stats=True, tempered=True, kept=True)
 SAMPLINGS = {
@@ -86,22 +86,34 @@ def test_windows_and_recurrent_states_give_the_same(name: str):
 
 
 @pytest.mark.usefixtures("generic")
-@pytest.mark.parametrize("name", ["greedy", "penalties"])
-def test_a_step_is_sent_before_the_one_before_is_read(monkeypatch: pytest.MonkeyPatch, name: str):
+@pytest.mark.parametrize(
+    ("layers", "name", "expected"),
+    [
+        (1, "greedy", ["draw", *["draw", "read"] * 3, "read"]),
+        (4, "greedy", ["draw", *["half", "read", "draw"] * 3, "read"]),  # the host reads while the device computes the first half
+        (4, "penalties", ["draw", "read"] * 4),
+    ],
+)
+def test_a_step_is_sent_before_the_one_before_is_read(monkeypatch: pytest.MonkeyPatch, layers: int, name: str, expected: list[str]):
     events: list[str] = []
-    launch = decode_batch.launch
+    launch, send_half = decode_batch.launch, DecodeBatch._send_half  # pyright: ignore[reportPrivateUsage]
 
     def launching(*arguments: Any) -> draw.Launched:
         launched = launch(*arguments)
-        events.append("send")
+        events.append("draw")
         return draw.Launched(launched.ids, lambda: (events.append("read"), launched.read())[1])
 
+    def sending(batch: DecodeBatch) -> bool:
+        sent = send_half(batch)
+        events.extend(["half"] * sent)
+        return sent
+
     monkeypatch.setattr(decode_batch, "launch", launching)
-    engine = engine_of(replace(setup_of(build("llama")), ahead=True))
+    monkeypatch.setattr(DecodeBatch, "_send_half", sending)
+    engine = engine_of(replace(setup_of(Shallow(layers), wanted=LogprobOptions()), ahead=True))
     windows = iter([[request(0, [1, 2, 3], replace(SAMPLINGS[name], max_tokens=4))]])
     assert len(list(engine.run(lambda wait: next(windows, None)))) == 1
-    after_another = ["send", *["send", "read"] * 3, "read"] if name == "greedy" else ["send", "read"] * 4
-    assert events == after_another  # 4 steps for 4 tokens: a row at its limit takes no further one
+    assert events == expected  # 4 steps for 4 tokens: a row at its limit takes no further one
 
 
 @pytest.mark.usefixtures("generic")
@@ -120,6 +132,31 @@ def test_memory_that_runs_out_in_flight_loses_no_row_and_repeats_none(monkeypatc
 
 
 @pytest.mark.usefixtures("generic")
+@pytest.mark.parametrize("others", [0, 1])
+def test_memory_that_runs_out_in_a_step_of_rows_that_have_ended_costs_no_row(monkeypatch: pytest.MonkeyPatch, others: int):
+    """When the stop id is read the next step is under way, and fails: all its rows have ended, or all but one, which was not alone."""
+    asked = [request(i, [5, 6], Sampling(max_tokens=9, temperature=0.0, ignore_eos=bool(i))) for i in range(1 + others)]
+    truth = run(setup_of(build("llama")), asked[:1])[0].ids.tolist()
+    end = truth.index(truth[2])
+    launch, calls = decode_batch.launch, iter(range(100))
+
+    def short(*arguments: Any) -> draw.Launched:
+        launched, call = launch(*arguments), next(calls)
+
+        def read() -> Any:
+            if call == end + 1:
+                raise RuntimeError("[malloc] Unable to allocate 1000 bytes.")
+            return launched.read()
+
+        return draw.Launched(launched.ids, read)
+
+    monkeypatch.setattr(decode_batch, "launch", short)
+    found = outcomes_of(replace(setup_of(build("llama")), ahead=True), asked, eos=[truth[end]])
+    assert next(calls) > end + 2 * others
+    assert [figures(one)[0].tolist() for one in found] == [truth[: end + 1], truth][: 1 + others]
+
+
+@pytest.mark.usefixtures("generic")
 @pytest.mark.parametrize("limit", [1760.0, 1e12])
 def test_rows_that_have_ended_do_not_make_the_caches_outgrow_their_limit(limit: float):
     """A row with a long prompt ends at once. Until others end too it stays, and the caches grow as wide as its prompt and their tokens."""
@@ -133,35 +170,38 @@ def test_rows_that_have_ended_do_not_make_the_caches_outgrow_their_limit(limit: 
 
 
 class Shallow:
-    """So few operations that mlx would send a whole step ahead: a token's row, read by one attention with all before it, and a head."""
+    """So few operations that mlx would send a whole step ahead: a token's row, read by attention with all before it, and a head."""
 
-    def __init__(self):
+    def __init__(self, layers: int = 1):
         self.embed = nn.Embedding(VOCABULARY, 4 * 64)
-        self.layers = [nn.Identity()]
+        self.layers = [nn.Identity()] * layers
 
     def __call__(self, tokens: mx.array, cache: Any) -> mx.array:
         x = self.embed(tokens)
-        q = x.reshape(*tokens.shape, 4, 64).swapaxes(1, 2)
-        keys, values = cache[0].update_and_fetch(q, q)
-        read = mx.fast.scaled_dot_product_attention(q, keys, values, scale=0.1)
-        return self.embed.as_linear(read.swapaxes(1, 2).reshape(x.shape))
+        for own in cache:
+            q = x.reshape(*tokens.shape, 4, 64).swapaxes(1, 2)
+            keys, values = own.update_and_fetch(q, q)
+            x = mx.fast.scaled_dot_product_attention(q, keys, values, scale=0.1).swapaxes(1, 2).reshape(x.shape)
+        return self.embed.as_linear(x)
 
 
 @pytest.mark.usefixtures("generic")
-def test_a_step_ahead_does_not_make_mlx_copy_large_caches(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("layers", [1, 4])
+def test_a_step_ahead_does_not_make_mlx_copy_large_caches(monkeypatch: pytest.MonkeyPatch, layers: int):
     """What ten steps take in memory beside what is there before, over the bytes of the caches: sent too early, they take 2."""
     rows = [request(i, [1 + (i + j) % 200 for j in range(513)], Sampling(max_tokens=24, temperature=0.0)) for i in range(8)]
     mx.random.seed(3)
-    setup = setup_of(Shallow(), rows=8, tokens=8192, wanted=LogprobOptions(logprobs=False))
+    setup = setup_of(Shallow(layers), rows=8, tokens=8192, wanted=LogprobOptions(logprobs=False))
     steps, memory, bare = iter(range(100)), list[float](), DecodeBatch.step
 
     def step(batch: DecodeBatch, own: Setup) -> None:
         bare(batch, own)
         at = next(steps)
         if at in (5, 15):
-            cache: Any = batch._caches[0]  # pyright: ignore[reportPrivateUsage]
-            mx.eval(cache.keys, cache.values)
-            memory.append((mx.get_active_memory() if at == 5 else mx.get_peak_memory()) / (cache.keys.nbytes + cache.values.nbytes))
+            caches: Any = batch._caches  # pyright: ignore[reportPrivateUsage]
+            mx.eval([(cache.keys, cache.values) for cache in caches])
+            held = sum(cache.keys.nbytes + cache.values.nbytes for cache in caches)
+            memory.append((mx.get_active_memory() if at == 5 else mx.get_peak_memory()) / held)
             mx.reset_peak_memory()
 
     monkeypatch.setattr(decode_batch, "COPIED_BYTES", 0)

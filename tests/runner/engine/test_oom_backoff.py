@@ -6,14 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from mlx_bulk.runner.core.errors import OutOfRoom
+from mlx_bulk.kernels import backend
+from mlx_bulk.runner.core.errors import OutOfRoom, is_out_of_memory
 from mlx_bulk.runner.core.outcomes import Failure, Generated, Outcome
 from mlx_bulk.runner.core.requests import Request, Sampling
 from mlx_bulk.runner.engine import engine as engines
 from mlx_bulk.runner.engine.engine import Engine
 from mlx_bulk.runner.engine.oom_backoff import GIVEN_UP, LEAST_TOKENS, MemoryBackoff
 from mlx_bulk.runner.engine.slots import Slots
-from mlx_bulk.runner.models.device_memory import is_out_of_memory
+from mlx_bulk.runner.models.device_memory import kv_bytes
 from mlx_bulk.runner.scheduler.limits import Limits
 from mlx_lm.models.cache import BatchKVCache
 
@@ -226,3 +227,12 @@ def test_smaller_calls_for_one_row_that_never_fits_are_not_kept():
     assert room.halve_calls(6, "prefilling", "x")
     assert room.halve_calls(7, "prefilling", "x")
     assert (room.halve_calls(7, "prefilling", "x"), room.limits.tokens) == (False, 128)  # 6 has found its size
+
+
+def test_features_of_pictures_that_leave_no_room_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "memory_bytes", lambda: 10_000_000_000)
+    assert kv_bytes(0.8, 1_000_000_000, 1_000_000, 2_000_000_000) == 4_999_000_000
+    with pytest.raises(OutOfRoom, match=r"batch\.image_memory: 9\.0 GB for features .* weights \(1\.0 GB\).*lower batch"):
+        kv_bytes(0.8, 1_000_000_000, 1_000_000, 9_000_000_000)
+    with pytest.raises(OutOfRoom, match=r"does not hold the weights \(9\.0 GB\)"):
+        kv_bytes(0.8, 9_000_000_000, 1_000_000, 1_000_000_000)

@@ -23,6 +23,7 @@ from ..support.small_memory import Refuses, Tight, cached
 from ..support.tiny import JOINED, PADDED, build, prompts_of
 from ..support.tiny_runs import engine_of, request, run, setup_of
 
+QUICK = ("llama", "gemma3_text", "mixtral", "mamba2")  # a model of each kind of cache, and one with experts
 ALL = LogprobOptions(echo=True, top=3, stats=True)
 ONCE = SYSTEM + sum(DOCUMENTS) + 3 * sum(n - 1 for n in TAILS) + sum(n - 1 for n in OTHERS) + 2 * (TAILS[2] - 1)  # tokens to be fed
 
@@ -45,7 +46,13 @@ def with_shared_prefixes(setup: Setup, asked: Sequence[Request]) -> tuple[list[G
 
 
 @pytest.mark.parametrize("tokens", [40, pytest.param(1024, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("name", "way"), [*((name, "padded") for name in PADDED), *((name, "joined") for name in (*JOINED, "lfm2"))])
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        *(pytest.param(name, "padded", marks=() if name in QUICK else pytest.mark.slow) for name in PADDED),
+        *((name, "joined") for name in (*JOINED, "lfm2")),
+    ],
+)
 def test_rows_are_as_alone_and_what_they_share_is_fed_once(name: str, way: str, tokens: int):
     network, texts = build(name), prompts()
     asked = requests(texts)

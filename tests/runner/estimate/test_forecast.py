@@ -74,7 +74,7 @@ def test_decoding_work_is_what_the_engine_does(
     assert counted_work(found) == generated(setup, windows)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     rows=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 30), st.integers(1, 9), st.integers(1, 3)), min_size=1, max_size=24),
     cut=st.integers(1, 24),

@@ -106,5 +106,5 @@ def test_the_drift_names_the_rows(folder: Folder) -> None:
     stored = inputs | {"pictures": folder.fingerprint()}
     folder.write(0, b"x")
     [drift] = inputs_drift(stored, inputs | {"pictures": folder.fingerprint()})
-    assert str(drift) == "data.path: a picture's file has changed or is gone, which one of the rows 0 to 0 names"
+    assert str(drift) == "data.path: a picture that one of rows 0 to 0 names is new, changed or gone"
     assert inputs_drift(stored, inputs) == []

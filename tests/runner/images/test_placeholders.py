@@ -10,6 +10,7 @@ import pytest
 from mlx_bulk.runner.core.errors import DataError, ModelError, RowError
 from mlx_bulk.runner.core.images import FIRST_IMAGE_ID
 from mlx_bulk.runner.core.requests import Prompt
+from mlx_bulk.runner.images import placeholders, processors
 from mlx_bulk.runner.images.content_parts import listed_pictures
 from mlx_bulk.runner.images.placeholders import PictureEncoder
 from mlx_bulk.runner.images.processors import load_image_processor
@@ -101,6 +102,12 @@ def test_pictures_of_the_column_fill_parts_or_come_first(qwen: Case) -> None:
     assert [each.tokens for each in mixed.images] == [3, 2]
 
 
+def test_a_part_with_its_picture_under_another_key_says_which_are_read(qwen: Case) -> None:
+    said = r"messages has 1 part .* of its own: one has the keys type, img; the picture of a part is under image_url, .*, path or bytes"
+    with pytest.raises(RowError, match=said):
+        qwen.chat(user({"type": "image", "img": "a.png"}, "x"))
+
+
 @pytest.mark.parametrize("images", [[], [A, B], [A, B, A]])
 def test_more_or_fewer_pictures_than_parts(qwen: Case, images: list[bytes]) -> None:
     gives = f"prompt.images gives {len(images)} pictures" if images else "there is none in prompt.images"
@@ -146,7 +153,8 @@ def test_a_raw_prompt_places_pictures_itself(qwen: Case) -> None:
     cut = qwen.raw("{{ q | replace('<|image_pad|>', '') }}<|image_pad|>", {"q": f"Not {PAD}:"}, A)
     assert cut.text == f"Not :{PAD}"
     with pytest.raises(
-        RowError, match=r"prompt.text has 0 places for pictures .*the row 1 picture; write <\|image_pad\|> into prompt.text"
+        RowError,
+        match=r"prompt.text has 0 places for pictures .*, but the row has 1 picture; write <\|image_pad\|> where .* prompt.user",
     ):
         qwen.raw("{{ q }}", {"q": PAD}, A)
 
@@ -208,3 +216,24 @@ def test_the_chat_template_of_an_older_processor_is_found(tmp_path: Path) -> Non
     own.write_text("[]")
     with pytest.raises(ModelError, match=r"chat_template\.json holds no chat template"):
         load_tokenizer(folder, None, {}, False)
+
+
+def test_what_is_remembered_of_a_picture_does_not_grow_with_its_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processors, "_SIZES", 2)
+    case = Case(tmp_path / "qwen")
+    decoded: list[str] = []
+    real = placeholders.read_picture
+
+    def reading(data: bytes, name: str, most: int) -> Any:
+        decoded.append(name)
+        return real(data, name, most)
+
+    monkeypatch.setattr(placeholders, "read_picture", reading)
+    pictures = [picture_bytes(drawn(28 * width, 28)) for width in (2, 3, 4, 5)]
+    for _ in range(2):
+        for data in pictures:
+            assert len(case.chat(user(image(data))).images) == 1
+    assert list(case.encoder._sizes.values()) == [(28 * width, 28) for width in (2, 3, 4, 5)]  # pyright: ignore[reportPrivateUsage]
+    assert len(decoded) == 8, "a layout that was dropped is made anew"
+    case.chat(user(image(pictures[-1])))
+    assert len(decoded) == 8

@@ -13,27 +13,38 @@ from mlx_bulk.runner.core.errors import ModelError
 from mlx_bulk.runner.core.images import FIRST_IMAGE_ID
 from mlx_bulk.runner.images.content_parts import NamedPicture
 from mlx_bulk.runner.images.placeholders import PictureEncoder
-from mlx_bulk.runner.images.processors import load_image_processor
+from mlx_bulk.runner.images.processors import load_image_processor, processor_class
 from mlx_bulk.runner.images.sources import PictureSources
 from mlx_bulk.runner.text.tokenizer import load_tokenizer
 from PIL import Image
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
-from ...vision_folders import drawn, picture_bytes, write_vision_folder
+from ...vision_folders import MARKS, drawn, family_of, picture_bytes, write_vision_folder
 
 CLASSES = {
     "qwen2_vl": "Qwen2VLProcessor",
     "qwen2_5_vl": "Qwen2_5_VLProcessor",
     "qwen3_vl": "Qwen3VLProcessor",
+    "qwen3_vl_moe": "Qwen3VLProcessor",
+    "qwen3_5": "Qwen3VLProcessor",
+    "qwen3_5_moe": "Qwen3VLProcessor",
     "gemma3": "Gemma3Processor",
     "idefics3": "Idefics3Processor",
     "smolvlm": "SmolVLMProcessor",
     "llava": "LlavaProcessor",
+    "internvl": "InternVLProcessor",
+    "mistral3": "PixtralProcessor",
+    "pixtral": "PixtralProcessor",
+    "aya_vision": "AyaVisionProcessor",
 }
 EXTRA: dict[str, dict[str, Any]] = {
     "gemma3": {"image_seq_length": 4},
     "idefics3": {"image_seq_len": 4},
     "smolvlm": {"image_seq_len": 4},
+    "internvl": {"image_seq_length": 4},
+    "mistral3": {"patch_size": 14, "spatial_merge_size": 2},
+    "pixtral": {"patch_size": 14},
+    "aya_vision": {"patch_size": 14, "img_size": 56, "downsample_factor": 2},
     "llava": {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
 }
 ROWS = [[], [drawn(60, 40)], [drawn(33, 91, 2), drawn(120, 30, 5)], [drawn(1, 1)], [drawn(3, 50), drawn(60, 40), drawn(60, 40)]]
@@ -41,9 +52,10 @@ ROWS = [[], [drawn(60, 40)], [drawn(33, 91, 2), drawn(120, 30, 5)], [drawn(1, 1)
 
 def theirs(folder: Path, kind: str) -> Any:
     """transformers' processor, made by hand: loading it whole wants torchvision for videos where the model reads some."""
-    cls: Any = getattr(transformers, CLASSES[kind])
-    cls = type(cls.__name__, (cls,), {"check_argument_for_proper_class": lambda self, name, value: None})
-    module: Any = sys.modules[getattr(transformers, CLASSES[kind]).__module__]
+    kind = kind.partition(" ")[0]
+    whole = processor_class(CLASSES[kind])
+    cls: Any = type(whole.__name__, (whole,), {"check_argument_for_proper_class": lambda self, name, value: None})
+    module: Any = sys.modules[whole.__module__]
     if getattr(module, "num2words", "") is None:
         module.num2words = str
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -69,7 +81,7 @@ def test_ids_and_pixels_are_those_of_transformers(kind: str, tmp_path: Path) -> 
         assert encoder.table.plain(prompt.ids).tolist() == made["input_ids"][0].tolist()
         assert (prompt.ids >= FIRST_IMAGE_ID).sum() == sum(image.tokens for image in prompt.images)
         for image, picture in zip(images, prompt.images, strict=True):
-            alone = oracle.image_processor([image], return_tensors="np", **oracle._merge_kwargs(tokenizer_init_kwargs={})["images_kwargs"])
+            alone = oracle(text=[MARKS[family_of(kind)]], images=[image], return_tensors="np")
             inputs = picture.inputs()
             assert inputs.keys() <= alone.keys()
             for name, values in inputs.items():

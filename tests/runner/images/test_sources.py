@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from socket import gaierror
+from urllib.error import URLError
 
 import pytest
 from mlx_bulk.runner.core.errors import ModelError, RowError
@@ -75,14 +77,17 @@ def test_a_path_that_leaves_the_folder_is_refused(folder: Path, way: str) -> Non
     ("value", "message"),
     [
         (None, "images: found null; expected a picture: a path, bytes, a data URL"),
-        (7, "found a value of the kind int"),
+        (
+            7,
+            r"images: found 7; expected a picture: a path, bytes, a data URL, an address, .*or \{url\}; .* a list of these",
+        ),
         ("", "the path is empty"),
         ("a\0b", "NUL character"),
         (b"", "there are no bytes"),
         ({}, "a mapping with no keys"),
         ({"bytes": None, "path": None}, "a mapping with bytes, path; expected one with bytes, path or url that is not null"),
         ("pictures", "is a folder; expected a picture's file"),
-        ("pictures/b.png", "pictures/b.png is not there; expected a picture's file"),
+        ("pictures/b.png", "pictures/b.png is not there; paths begin at .*/data, the folder of the row's file"),
         ("x" * 5000, "no path that can be followed|cannot be read"),
         ("gopher://a/b.png", "an address of the kind gopher:"),
         ("https://example.org/a.png", "https://example.org/a.png is on the web, which is not read; set data.fetch: true"),
@@ -97,6 +102,14 @@ def test_what_names_no_picture(folder: Path, value: object, message: str) -> Non
     with pytest.raises(RowError, match=message) as caught:
         read(folder, value)
     assert caught.value.stage == "image"
+
+
+def test_a_missing_file_says_where_paths_begin(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RowError, match=r"gone.png is not there; expected a picture's file"):
+        read(folder, str(folder.resolve() / "gone.png"))
+    monkeypatch.chdir(folder)
+    with pytest.raises(RowError, match=r"gone.png is not there; paths begin at .*/data, the working directory"):
+        read(folder, "gone.png", beside=Path.cwd())
 
 
 def test_files_and_data_urls_have_a_limit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +155,29 @@ def test_pictures_on_the_web_are_fetched_where_that_is_allowed(folder: Path, web
     monkeypatch.setenv("no_proxy", "*")
     assert read(folder, f"{web}/a.png", fetch=True) == PNG
     assert read(folder, f"{web}/there", fetch=True) == PNG
-    with pytest.raises(RowError, match=r"cannot be fetched: .*404"):
+    with pytest.raises(RowError, match=r"cannot be fetched: the server answers 404 Not Found$"):
         read(folder, f"{web}/b.png", fetch=True)
     with pytest.raises(RowError, match=r"cannot be fetched: .*(leads to file|not allowed)"):
         read(folder, f"{web}/file", fetch=True)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (URLError(gaierror(-2, "Name or service not known")), "no address is known for its host; check the name, and the network"),
+        (URLError(ConnectionRefusedError(111, "Connection refused")), "its host refuses the connection"),
+        (URLError(TimeoutError("timed out")), "no answer came within 30 s"),
+        (TimeoutError("The read operation timed out"), "no answer came within 30 s"),
+        (URLError(OSError(113, "No route to host")), "No route to host"),
+        (URLError("it leads to ftp://x"), "it leads to ftp://x"),
+    ],
+)
+def test_what_fails_on_the_web_is_said_in_words(folder: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, words: str) -> None:
+    class Opener:
+        def open(self, request: object, timeout: float) -> None:
+            raise error
+
+    monkeypatch.setattr(sources, "build_opener", lambda _: Opener())
+    with pytest.raises(RowError) as caught:
+        read(folder, "https://example.invalid/a.png", fetch=True)
+    assert str(caught.value).endswith(f"https://example.invalid/a.png cannot be fetched: {words}")

@@ -360,3 +360,16 @@ def test_the_worker_comes_back_while_its_rows_are_looked_up():
     desk.adopt("a", {}, 1.0)
     assert desk.give_back(lost, nothing(lost)) == []
     assert given(desk.give("c", ["c"], 2.0)).given.losses == 0
+
+
+def test_rows_that_a_worker_has_begun_are_those_in_its_batch_and_what_it_has_not_told_of():
+    desk = leaser(100, room=2)
+    first = given(desk.give("slow", ["slow", "fast"], 0.0))
+    desk.begin(first.name)
+    assert len(desk.begun("slow", 0.0)) == len(first.left) == 2  # nothing is known of its pace
+    second = given(desk.give("slow", ["slow", "fast"], 0.0))
+    desk.note("slow", [(0, 1), (1, 1)], [(0, 0), (1, 0)], 2.0)
+    third = given(desk.give("slow", ["slow", "fast"], 2.0))
+    for lease in (second, third):
+        desk.begin(lease.name)
+    assert [len(desk.begun("slow", now)) for now in (2.0, 3.0, 4.0)] == [2, 3, 4]  # it does one a second

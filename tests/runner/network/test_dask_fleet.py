@@ -175,8 +175,10 @@ def test_a_link_can_be_closed_while_it_waits_for_a_silent_driver() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "this end is closed\n", "")
 
 
+# Python in this mode also tells of each step of a loop that took a tenth of a second: so does any on a busy machine.
 _CLOSING = """
-import socket, threading
+import logging, socket, threading
+logging.getLogger("asyncio").addFilter(lambda said: not said.getMessage().startswith("Executing "))
 from mlx_bulk.runner.network.dask_link import DriverLink
 
 def connect():

@@ -270,6 +270,7 @@ def test_a_folder_to_watch_is_refused(bench: Bench):
         Rollouts(job(bench, policy={"watch": "adapters"}))
 
 
+@pytest.mark.slow
 def test_importing_the_package_does_not_import_what_rollouts_need(tmp_path: Path):
     source = (
         "import sys, mlx_bulk.jobs\nprint({'pyarrow', 'mlx_lm', 'transformers'} & set(sys.modules))\nfrom mlx_bulk.jobs import Rollouts"

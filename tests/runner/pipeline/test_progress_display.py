@@ -191,3 +191,22 @@ def test_a_disk_that_takes_no_metrics_ends_nothing():
     with heard() as handler, Watch(PROGRESS, counts, metrics, "nothing"):
         pass
     assert handler.messages == ["metrics.jsonl cannot be written: no room"]
+
+
+def test_the_wait_for_workers_is_in_no_speed(monkeypatch: pytest.MonkeyPatch):
+    now, began, lines, progress = [0.0], [False], list[dict[str, Any]](), Progress()
+    monkeypatch.setattr(progress_display, "monotonic", lambda: now[0])
+    watch = Watch(progress, lambda: Counts(0, 10, 0), lines.append, "nothing", began=lambda: began[0])
+    now[0] = 6.0
+    with watch:
+        began[0] = True
+        progress.prompt = 64
+        now[0] = 7.0
+    assert [line["tokens_per_second"] for line in lines] == [64.0]
+
+
+def test_a_start_that_was_never_noted_has_no_metrics():
+    lines = list[dict[str, Any]]()
+    with Watch(Progress(), lambda: Counts(0, 10, 0), lines.append, "nothing", began=lambda: False):
+        pass
+    assert lines == []

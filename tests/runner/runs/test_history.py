@@ -64,6 +64,15 @@ def test_lines_of_metrics_belong_to_the_session_that_wrote_them(written: Written
     assert found.rows_per_second == (40 - 25) / 30  # of this session: what an earlier one did is no speed
 
 
+def test_rows_after_the_last_line_of_a_killed_session_are_no_speed_of_the_next(written: Written):
+    written.start(0)
+    written.point(30, 100, 1.0)  # it dies at 59 s, and 95 more rows are in its journal
+    written.note(1000, {"event": "start", "pid": 2, "rows": 195})
+    written.point(1030, 205, 1.0)
+    assert written.read().rows_per_second == 10 / 30
+    assert written.read().sessions[1].before == 195
+
+
 def test_the_mean_speed_is_by_the_lengths_of_intervals(written: Written):
     written.start(0)
     written.point(30, 1, 100.0)

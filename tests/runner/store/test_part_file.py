@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlx_bulk.runner.core.errors import RunDirError
 from mlx_bulk.runner.files.file_stamp import sha256, stamp_of
-from mlx_bulk.runner.store import results
+from mlx_bulk.runner.store import results, row_order
 from mlx_bulk.runner.store.commit_log import read_commits
 from mlx_bulk.runner.store.part_file import PartDeclaration, check_part, read_part, write_part
 from mlx_bulk.runner.store.paths import RunPaths
@@ -61,6 +61,22 @@ def test_the_bytes_depend_on_nothing_else(tmp_path: Path, written: bytes):
     write_part(tmp_path / "part-00000003.g7.arrow", SCHEMA, iter(BATCHES), DECLARED)
     os.utime(tmp_path / "part-00000003.g7.arrow", (0, time.time()))
     assert (tmp_path / "part-00000003.g7.arrow").read_bytes() == written
+
+
+def test_records_are_written_with_one_batch_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    batches = [pa.record_batch({"row": [place], "text": ["x" * 4096]}, SCHEMA) for place in range(256)]
+    monkeypatch.setattr(row_order, "_BATCH_ROWS", 64)
+    held, before = list[int](), pa.total_allocated_bytes()
+
+    def told() -> Iterator[pa.RecordBatch]:
+        for batch in row_order.sorted_records(batches):
+            held.append(pa.total_allocated_bytes() - before)
+            yield batch
+            del batch
+
+    write_part(tmp_path / "part", SCHEMA, told(), DECLARED)
+    assert len(held) == 4
+    assert max(held) < 1.5 * 64 * 4096
 
 
 def test_every_truncation_is_noticed(tmp_path: Path, written: bytes):

@@ -5,9 +5,12 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+import pytest
 from mlx_bulk.runner.core.images import ImageTable, PromptImage
 from mlx_bulk.runner.core.requests import Generate, Prompt, Request, Sample, Sampling
+from mlx_bulk.runner.layers.call_context import PlacedFeatures, context_of
 from mlx_bulk.runner.vision.features import ImageFeatures
+from mlx_bulk.runner.vision.image_embedding import ImageEmbedding
 
 PLACEHOLDER = 9
 
@@ -60,3 +63,16 @@ def true_logprobs(network: Any, table: ImageTable, tower: NoiseTower, ids: Seque
     logits = np.array(network(mx.array(table.plain(row))[None], input_embeddings=mx.array(embedded)[None])[0]).astype(np.float64)
     logits -= logits.max(-1, keepdims=True)
     return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+def shift_features(monkeypatch: pytest.MonkeyPatch, network: Any) -> None:
+    """Lets the features of a batch go to the row behind their own; a row alone keeps its own."""
+    right = ImageEmbedding.__call__
+
+    def shifted(self: ImageEmbedding, ids: mx.array) -> mx.array:
+        context = context_of(network)
+        if ids.shape[0] > 1 and (placed := context.pictures) is not None:
+            context.pictures = PlacedFeatures((placed.indices + ids.shape[1]) % ids.size, placed.embeddings)
+        return right(self, ids)
+
+    monkeypatch.setattr(ImageEmbedding, "__call__", shifted)

@@ -5,7 +5,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx_bulk.runner.core.arrays import Floats
+from mlx_bulk.runner.core.arrays import Floats, Ids
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.outcomes import Failure, Outcome, Pooled
 from mlx_bulk.runner.core.requests import PoolRequest, TokenInput
@@ -43,8 +43,9 @@ class WordTable:
         return {"table": self.table}
 
     def __call__(
-        self, tokens: mx.array, lengths: Sequence[int], starts: Sequence[int] | None = None, types: mx.array | None = None
+        self, tokens: mx.array | Ids, lengths: Sequence[int], starts: Sequence[int] | None = None, types: mx.array | None = None
     ) -> mx.array:
+        tokens = mx.array(tokens)
         rows, width = tokens.shape
         self.calls.append((rows, width))
         if self.refuses(rows, width):

@@ -125,6 +125,11 @@ class ThreadFleet:
         end.put(None)
         self._events.put(Left(worker, "killed"))
 
+    def reconnect(self, worker: str) -> None:
+        """Has a worker lose its connection and connect again."""
+        self._events.put(Left(worker, "the connection is gone"))
+        self._events.put(Joined(worker, Hello(worker, "here", {"name": self._label(worker)})))
+
     def tell(self, worker: str, message: FromWorker) -> None:
         """Has the driver hear a message in a worker's name."""
         self._events.put(Told(worker, message))

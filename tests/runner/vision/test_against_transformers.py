@@ -15,13 +15,15 @@ from mlx_bulk.runner.models.checkpoint import find_checkpoint
 from mlx_bulk.runner.models.loader import LanguageModel, load_model
 
 from ...checkpoints import PLENTY
-from ...vision_checkpoints import END, FAMILIES, PLACEHOLDER, START, VisionModel, write_old_names, write_vision_model
+from ...vision_checkpoints import VisionModel, write_old_names, write_vision_model
+from ...vision_configs import END, FAMILIES, ONLY_NEW, PLACEHOLDER, START
 from ..support.made_up_pictures import picture_ids, picture_request
 from ..support.tiny_runs import run, scored, setup_of
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 
-FAR = 1e-4  # the bar; what is measured is 3e-5, and 6e-5 for Gemma 3, whose logits spread by 9
+FAR = 3e-5  # what is measured is 1e-5
+SUMMED = 1e-4  # for gated delta rules, which transformers sums in blocks and we token by token; what is measured is 5e-5
 TOKENS = 8  # decoded
 NO_PLACEHOLDER = {PLACEHOLDER: -1e4}  # transformers takes one that a model writes itself for a picture's
 
@@ -34,6 +36,11 @@ class Bench:
     model: LanguageModel
     table: ImageTable
     rows: list[list[list[int] | PromptImage]]
+
+    @property
+    def far(self) -> float:
+        """By how much logprobs may differ."""
+        return SUMMED if self.made.family.startswith("qwen3_5") else FAR
 
     def setup(self, **more: Any) -> Setup:
         return setup_of(self.model.network, images=self.table, **more)
@@ -99,14 +106,20 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+def test_no_token_is_certain(bench: Bench) -> None:
+    """Where one is, its logprob is 0 whatever a wrong position, mask or feature does."""
+    done = run(bench.setup(), bench.requests())
+    assert max(float(outcome.scores.logprobs.min()) for outcome in done) < -0.1
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_completions_and_echo(bench: Bench, way: str) -> None:
-    assert max(gaps(bench, bench.requests(), bench.setup(**WAYS[way]))) <= FAR
+    assert max(gaps(bench, bench.requests(), bench.setup(**WAYS[way]))) <= bench.far
 
 
 def test_samples_of_each_row(bench: Bench) -> None:
     drawn = bench.requests(Sampling(max_tokens=5, temperature=1.0, logit_bias=NO_PLACEHOLDER), samples=3)
-    assert max(gaps(bench, drawn, bench.setup())) <= FAR
+    assert max(gaps(bench, drawn, bench.setup())) <= bench.far
 
 
 @pytest.mark.parametrize("tokens", [12, 64])
@@ -120,7 +133,7 @@ def test_scored_passages_on_shared_prefixes(bench: Bench, tokens: int) -> None:
     for request, outcome in zip(requests, scored(bench.setup(tokens=tokens), requests), strict=True):
         for passage, scores in zip(request.passages, outcome.scores, strict=True):
             truth = bench.made.logprobs(passage.ids, bench.table)[passage.positions - 1, passage.ids[passage.positions]]
-            assert np.abs(scores.logprobs - truth).max() <= FAR
+            assert np.abs(scores.logprobs - truth).max() <= bench.far
 
 
 def test_the_tower_is_called_once_a_picture(bench: Bench) -> None:
@@ -134,5 +147,7 @@ def test_the_tower_is_called_once_a_picture(bench: Bench) -> None:
 
 
 def test_names_of_transformers_4(bench: Bench, tmp_path: Path) -> None:
+    if bench.made.family in ONLY_NEW:
+        pytest.skip("it came with transformers 5")
     old = opened(bench.made, write_old_names(bench.made, tmp_path / "old"))
-    assert max(gaps(old, old.requests()[:5], old.setup())) <= FAR
+    assert max(gaps(old, old.requests()[:5], old.setup())) <= bench.far

@@ -10,11 +10,17 @@ from mlx_bulk.runner.vision.towers import placeholder_of
 from ..support.tiny import as_it_came
 
 
-def test_a_model_of_which_it_is_not_known_how_it_takes_pictures_is_refused() -> None:
-    config = {"model_type": "of_next_year", "vision_config": {}, "image_token_id": 7, "text_config": {"hidden_size": 64}}
-    with pytest.raises(
-        ModelError, match=r"model \(of_next_year\): how its text model takes pictures is not known; expected one of qwen2_vl"
-    ):
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("of_next_year", "how its text model takes pictures is not known"),
+        ("paligemma", "its prompts see themselves both ways, text too"),
+        ("llava_onevision", "a picture has other tokens where several stand in a row"),
+    ],
+)
+def test_other_models_are_refused_with_the_reason(kind: str, why: str) -> None:
+    config = {"model_type": kind, "vision_config": {}, "image_token_id": 7, "text_config": {"hidden_size": 64}}
+    with pytest.raises(ModelError, match=rf"model \({kind}\) cannot read pictures here: {why}; expected one of qwen2_vl"):
         read_pictures(as_it_came("llama"), Path("model"), config, None)
 
 

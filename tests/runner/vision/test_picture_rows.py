@@ -12,7 +12,9 @@ from mlx.utils import tree_flatten
 from mlx_bulk.runner.core.errors import ModelError
 from mlx_bulk.runner.core.images import ImageTable, PromptImage
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
+from mlx_bulk.runner.core.outcomes import Generated
 from mlx_bulk.runner.core.requests import Passage, Request, Sampling, ScoreRequest
+from mlx_bulk.runner.engine.reference_logprobs import Finished, Reference
 from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.layers.call_context import context_of
 from mlx_bulk.runner.layers.kernel_injection import restore
@@ -145,6 +147,30 @@ def test_samples_of_one_row_share_its_picture(bench: Bench) -> None:
     ]
     assert [one.ids.tolist() for one in many] == [one.ids.tolist() for one in alone]
     assert bench.cache.calls == 1
+
+
+@pytest.mark.parametrize("tokens", [4, 64])
+@pytest.mark.parametrize("own", [True, False])
+def test_rollouts_and_their_reference_have_the_logprobs_of_scoring(bench: Bench, own: bool, tokens: int) -> None:
+    """own: the reference is the policy itself; else another network, which reads the same pictures by its own tower."""
+    other = bench if own else Bench()
+    if not own:
+        other.network.lm_head.weight = other.network.lm_head.weight * 0.5
+    requests = bench.requests(Sampling(max_tokens=4, temperature=1.0), samples=2)
+    drawn = [Finished(requests[one.row], one) for one in run(bench.setup(wanted=LogprobOptions(), tokens=tokens), requests)]
+    referring = setup_of(other.network, images=bench.table, wanted=LogprobOptions(), tokens=tokens)
+    found = [one for one in Reference(referring, own=own).logprobs(drawn, lambda: False) if isinstance(one, Generated)]
+    assert sorted((one.row, one.index) for one in found) == [(row, index) for row in range(len(requests)) for index in range(2)]
+    for one in found:
+        prompt = requests[one.row].prompt
+        passage = Passage(np.concatenate([prompt.ids, one.ids]), np.arange(len(prompt.ids), len(prompt.ids) + 4, dtype=np.int32))
+        asked = ScoreRequest(0, (passage,), images=prompt.images)
+        (policy,), (reference,) = scored(bench.setup(), [asked])[0].scores, scored(referring, [asked])[0].scores
+        truth = other.truth(passage.ids)[passage.positions - 1, one.ids]
+        assert one.ref_logprobs is not None
+        np.testing.assert_allclose(one.scores.logprobs, policy.logprobs, rtol=0, atol=FLAT)
+        np.testing.assert_allclose(one.ref_logprobs, reference.logprobs, rtol=0, atol=FLAT)
+        np.testing.assert_allclose(one.ref_logprobs, truth, rtol=0, atol=FLAT)
 
 
 def test_penalties_count_words_alone(bench: Bench) -> None:

@@ -51,6 +51,7 @@ def test_a_checkpoint_without_a_head_ties_it() -> None:
 
 def test_a_vision_model_without_a_file_of_mlx_lms_is_its_text_model() -> None:
     vision = {"vision_config": {}, "text_config": TEXT}
+    assert vision_text_classes(vision | {"model_type": "pixtral"}) == (VisionText, VisionTextArguments)
     assert vision_text_classes(vision | {"model_type": "llava"}) == (VisionText, VisionTextArguments)
     assert vision_text_classes(vision | {"model_type": "of next year"}) == (VisionText, VisionTextArguments)
     assert vision_text_classes(vision | {"model_type": "qwen2_vl"}) is None

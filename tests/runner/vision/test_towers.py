@@ -1,5 +1,6 @@
 """A tower's features: our kernels are tried on its first picture, and what does not fit is refused. mlx-vlm's place has a made-up model."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,3 +73,38 @@ def test_features_of_another_shape_are_refused() -> None:
     made.model.get_input_embeddings = lambda *_, **__: SimpleNamespace(inputs_embeds=mx.zeros((1, 5, WIDTH)), deepstack_visual_embeds=None)
     with pytest.raises(ModelError, match=r"features of shape \(5, 16\) for a picture of 6 tokens"):
         made.features(picture())
+
+
+@pytest.mark.parametrize(("made", "message"), [(np.nan, "of 6 tokens are NaN or infinite"), (np.inf, "of 6 tokens are NaN or infinite")])
+def test_features_that_are_no_numbers_are_refused(made: float, message: str) -> None:
+    found = tower()
+    found.model.get_input_embeddings = lambda *_, **__: SimpleNamespace(
+        inputs_embeds=mx.zeros((1, TOKENS, WIDTH)).at[0, 3, 2].add(made), deepstack_visual_embeds=None
+    )
+    with pytest.raises(ModelError, match=message):
+        found.features(picture())
+
+
+def test_any_error_of_a_tower_is_the_pictures_and_a_shortage_is_not() -> None:
+    found = tower()
+
+    def fail(error: Exception) -> Any:
+        def embeddings(*_: Any, **__: Any) -> Any:
+            raise error
+
+        return embeddings
+
+    found.model.get_input_embeddings = fail(KeyError("layers.7"))
+    with pytest.raises(ModelError, match=r"the vision tower fails on a picture of 6 tokens: 'layers\.7'"):
+        found.features(picture())
+    found.model.get_input_embeddings = fail(RuntimeError("[malloc] Unable to allocate 9 bytes."))
+    with pytest.raises(RuntimeError, match="malloc"):
+        found.features(picture())
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("more", [{}, {"hidden_act": "gelu"}])
+def test_a_pixtral_tower_with_another_activation_is_refused(tmp_path: Path, more: dict[str, str]) -> None:
+    config = {"model_type": "mistral3", "image_token_index": PLACEHOLDER, "vision_config": {"model_type": "pixtral", **more}}
+    with pytest.raises(ModelError, match=r"has the activation gelu .* mlx-vlm computes silu alone"):
+        towers.open_tower(tmp_path, config, None)

@@ -18,7 +18,7 @@ from ..store.shard_ledger import WHOLE
 from ..store.writer import Writer
 from .messages import Frames
 
-FULL_BYTES = 16 << 20  # of frames that wait for the writer: then no more are taken from workers
+FULL_BYTES = 8 << 20  # of frames that wait for the writer: then no more are taken from workers
 _MOST_SAMPLES = 2**31 - 1  # of a row; a ledger has no room for more
 
 
@@ -37,8 +37,8 @@ class Tokens:
         progress.scored += self.scored
 
 
-class Landing:
-    """The way of frames into the run directory. schema: of the run's results.
+class FrameIntake:
+    """Takes frames into the run directory. schema: of the run's results.
 
     require: raises ValueError for results of a shard, of the right rows and columns, that must not be written all the same.
     """
@@ -52,6 +52,7 @@ class Landing:
     ):
         self._writer, self._layout, self._require = writer, layout, require
         self._schemas = {journal.RESULTS: schema, journal.ERRORS: errors_schema(schema)}
+        self._nothing = {kind: pa.RecordBatch.from_pylist([], schema=own) for kind, own in self._schemas.items()}
         self._bytes, self._written = 0, threading.Condition()  # of messages that are not written yet
 
     def has_room(self, wait: float) -> bool:
@@ -67,7 +68,7 @@ class Landing:
 
         Raises ValueError for a message that is damaged, or holds other columns or rows than it should; none of it is written then.
         """
-        found = {kind: pa.RecordBatch.from_pylist([], schema=schema) for kind, schema in self._schemas.items()}
+        found = dict(self._nothing)
         for frame in message.frames:
             kind = frame.kind.encode()
             if kind not in found:
@@ -100,8 +101,7 @@ class Landing:
         """Has rows of a shard quarantined, but for what a worker that was taken for gone has finished meanwhile."""
         results, errors = self._schemas[journal.RESULTS], self._schemas[journal.ERRORS]
         found = record_batch(errors, [error_record(results, self._layout, failure) for failure in failures])
-        none = pa.RecordBatch.from_pylist([], schema=results)
-        self._writer.land(shard, admitted, none, found, lambda kept: None)
+        self._writer.land(shard, admitted, self._nothing[journal.RESULTS], found, lambda kept: None)
 
     def flush(self) -> bool:
         """Saves what has come; returns True on success. For any thread."""

@@ -15,7 +15,7 @@ def ended_by_id(sampling: Sampling, outcome: Generated) -> bool:
 
 
 @dataclass(slots=True, frozen=True)
-class Spelling:
+class CompletionText:
     """A completion's text with its special tokens.
 
     starts: [N], the code points before each token. special: [N], which tokens are. stop: where the answer ends in ``text``: before EOS
@@ -30,7 +30,7 @@ class Spelling:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, sampling: Sampling, outcome: Generated, length: int) -> Self:
-        """Spells a completion. length: of its text as the record has it, without special tokens, in code points."""
+        """Reads a completion's tokens. length: of its text as the record has it, without special tokens, in code points."""
         text, starts = tokenizer.spelled(outcome.ids)
         special = [token in tokenizer.special for token in outcome.ids.tolist()]
         if ended_by_id(sampling, outcome):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from mlx_bulk.runner.cluster.landing import Landing, Tokens
+from mlx_bulk.runner.cluster.frame_intake import FrameIntake, Tokens
 from mlx_bulk.runner.cluster.messages import Frame, Frames, Place
 from mlx_bulk.runner.core.outcomes import Failure
 from mlx_bulk.runner.core.shard_layout import Layout
@@ -55,35 +55,35 @@ def frames(shard: int, *content: Frame, admitted: Sequence[Place] = ()) -> Frame
     ],
 )
 def test_what_cannot_be_true_is_refused_and_the_run_goes_on(writer: Writer, message: Frames, found: str):
-    landing = Landing(writer, SCHEMA, LAYOUT)
+    intake = FrameIntake(writer, SCHEMA, LAYOUT)
     with pytest.raises(ValueError, match=found):
-        landing.land(message, lambda kept: None)
-    landing.land(frames(0, frame(1, 0), admitted=[(1, 1)]), lambda kept: None)
+        intake.land(message, lambda kept: None)
+    intake.land(frames(0, frame(1, 0), admitted=[(1, 1)]), lambda kept: None)
     writer.wait()
     assert (writer.rows, writer.records, writer.running) == (1, 1, True)
     writer.close()
 
 
 def test_a_row_that_was_finished_meanwhile_is_not_given_up(writer: Writer):
-    landing = Landing(writer, SCHEMA, LAYOUT)
-    landing.land(frames(0, frame(1, 0), admitted=[(1, 1)]), lambda kept: None)
+    intake = FrameIntake(writer, SCHEMA, LAYOUT)
+    intake.land(frames(0, frame(1, 0), admitted=[(1, 1)]), lambda kept: None)
     for row in (1, 2):
-        landing.fail(0, [], [Failure(row, str(row), None, "generate", "EngineAborted", "2 workers died", "{}")])
+        intake.fail(0, [], [Failure(row, str(row), None, "generate", "EngineAborted", "2 workers died", "{}")])
     writer.wait()
     assert (writer.rows, writer.records, writer.errors, writer.running) == (2, 1, 1, True)
     writer.close()
 
 
 def test_tokens_count_once_with_the_records_that_are_kept(writer: Writer):
-    landing, kept = Landing(writer, SCHEMA, LAYOUT), list[Tokens]()
+    intake, kept = FrameIntake(writer, SCHEMA, LAYOUT), list[Tokens]()
     one = replace(frames(1, frame(5, 0), frame(6, 0), admitted=[(5, 1), (6, 1)]), tokens=((5, 3, 10, 0), (6, 4, 20, 1)))
     again = replace(frames(1, frame(6, 0), frame(7, 0), admitted=[(6, 1), (7, 1)]), tokens=((6, 4, 20, 1), (7, 5, 30, 2)))
     for message in (one, again, again):
-        landing.land(message, kept.append)
+        intake.land(message, kept.append)
     writer.wait()
     assert kept == [Tokens(7, 30, 1), Tokens(5, 30, 2), Tokens()]
     with pytest.raises(ValueError, match="below 0"):
-        landing.land(replace(again, tokens=((6, -4, 20, 1),)), kept.append)
+        intake.land(replace(again, tokens=((6, -4, 20, 1),)), kept.append)
     writer.close()
 
 
@@ -93,12 +93,12 @@ def _wait(event: threading.Event) -> None:
 
 def test_no_more_is_taken_in_while_much_waits_to_be_written(writer: Writer, monkeypatch: pytest.MonkeyPatch):
     """The disk is slow: the writer's thread is at something else meanwhile."""
-    landing, slow = Landing(writer, SCHEMA, LAYOUT), threading.Event()
-    monkeypatch.setattr("mlx_bulk.runner.cluster.landing.FULL_BYTES", 1)
-    assert landing.has_room(0.0)
+    intake, slow = FrameIntake(writer, SCHEMA, LAYOUT), threading.Event()
+    monkeypatch.setattr("mlx_bulk.runner.cluster.frame_intake.FULL_BYTES", 1)
+    assert intake.has_room(0.0)
     writer.look_up([0], lambda states: _wait(slow))
-    landing.land(frames(0, frame(1, 0), admitted=[(1, 1)]), lambda kept: None)
-    assert not landing.has_room(0.0)
+    intake.land(frames(0, frame(1, 0), admitted=[(1, 1)]), lambda kept: None)
+    assert not intake.has_room(0.0)
     slow.set()
-    assert landing.has_room(30.0)
+    assert intake.has_room(30.0)
     writer.close()

@@ -1,7 +1,7 @@
 """Writes workers.jsonl: who has done the rows of each lease, and how many rows were begun more than once."""
 
-from ..leasing.open_lease import OpenLease
 from ..runs.run_dir import RunDir
+from .open_lease import OpenLease
 
 
 class LeaseLog:

@@ -1,0 +1,159 @@
+"""The processes of a run over workers that can be struck: a driver, its workers with the cables between them, and a trainer."""
+
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+DEMO = Path(__file__).parents[1] / "configs" / "demo"
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("OPENBLAS_")} | {"OPENBLAS_NUM_THREADS": "1"}
+COMMAND = [sys.executable, "-m", "mlx_bulk.jobs"]
+
+
+class Cable:
+    """Carries what comes at ``port`` of this machine to the port ``to``, until it is cut; then it can be joined again."""
+
+    def __init__(self, to: int):
+        self._to, self._ends = to, list[socket.socket]()
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._server.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        """Ends all connections."""
+        ends, self._ends = self._ends, []
+        for end in ends:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self) -> None:
+        while True:
+            near, _ = self._server.accept()
+            try:
+                far = socket.create_connection(("127.0.0.1", self._to))
+            except OSError:
+                near.close()
+                continue
+            self._ends += [near, far]
+            for source, target in ((near, far), (far, near)):
+                threading.Thread(target=_carry, args=(source, target), daemon=True).start()
+
+
+def _carry(source: socket.socket, target: socket.socket) -> None:
+    with suppress(OSError):
+        while piece := source.recv(1 << 16):
+            target.sendall(piece)
+    with suppress(OSError):
+        target.shutdown(socket.SHUT_RDWR)
+
+
+class Field:
+    """The processes of a run: a driver and its workers."""
+
+    def __init__(self, folder: Path, workers: int, draw: random.Random):
+        self.folder, self.draw, self.dealt = folder, draw, dict[str, int]()
+        self.port = _free_port()
+        self.cables = [Cable(self.port) for _ in range(workers)]
+        self.log = (folder / "log").open("a")
+        self.agents = [self._agent(number) for number in range(workers)]
+        self.driver: subprocess.Popen[bytes] | None = None
+
+    def start_driver(self, *options: str) -> None:
+        """Starts ``mlx-bulk run``."""
+        self.driver = self._start("run", str(self.folder / "config.json"), *options)
+
+    def strike(self) -> None:
+        """Deals one blow."""
+        assert self.driver is not None
+        number = self.draw.randrange(len(self.agents))
+        what = "driver" if self.draw.random() < 0.25 else self.draw.choice(["engine", "agent", "cable"])
+        if what == "driver":
+            self.driver.kill()
+            self.driver.wait()
+            self.start_driver()
+        elif what == "engine":
+            children = psutil.Process(self.agents[number].pid).children()
+            if not children:
+                return
+            with suppress(psutil.NoSuchProcess):
+                children[0].kill()
+        elif what == "agent":
+            self.agents[number].kill()
+            self.agents[number].wait()
+            self.agents[number] = self._agent(number)
+        else:
+            self.cables[number].cut()
+        self.dealt[what] = self.dealt.get(what, 0) + 1
+
+    def end(self) -> list[int]:
+        """Ends all processes; returns the exit codes of the workers."""
+        for process in self.agents + ([self.driver] if self.driver is not None else []):
+            process.terminate()
+        codes: list[int] = []
+        for process in self.agents:
+            try:
+                codes.append(process.wait(30))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                codes.append(-9)
+        return codes
+
+    def _agent(self, number: int) -> subprocess.Popen[bytes]:
+        return self._start("worker", f"tcp://127.0.0.1:{self.cables[number].port}", "--name", f"w{number}")
+
+    def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([*COMMAND, *arguments], env=ENVIRONMENT, stdout=self.log, stderr=self.log, start_new_session=True)
+
+
+class Trainer:
+    """Writes a new adapter for the demo model into ``folder`` again and again, as a trainer does."""
+
+    def __init__(self, folder: Path, every: float):
+        from mlx_bulk.kernels.backend import load_mlx
+
+        load_mlx()
+        import mlx_lm
+        from mlx_lm.tuner.utils import linear_to_lora_layers
+
+        self._folder, self._every = folder, every
+        self._model: Any = mlx_lm.load(str(DEMO))[0]
+        self._model.freeze()
+        parameters: dict[str, Any] = {"rank": 4, "scale": 2.0, "dropout": 0.0}
+        self._settings: dict[str, Any] = {"fine_tune_type": "lora", "num_layers": 2, "lora_parameters": parameters}
+        linear_to_lora_layers(self._model, 2, parameters)
+        self.steps = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._train, daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Ends the training."""
+        self._ended.set()
+        self._thread.join()
+
+    def _train(self) -> None:
+        import mlx.core as mx
+        from mlx.utils import tree_flatten
+
+        while not self._ended.wait(self._every):
+            self.steps += 1
+            step = self._folder / f"step_{self.steps:06d}"
+            step.mkdir(parents=True)
+            tensors = dict(tree_flatten(self._model.trainable_parameters()))
+            moved = {name: mx.random.normal(each.shape, key=mx.random.key(self.steps)) * 0.05 for name, each in tensors.items()}
+            mx.save_safetensors(str(step / "adapters.safetensors"), moved)
+            (step / "adapter_config.json").write_text(json.dumps(self._settings))
+            (step / "DONE").touch()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])

@@ -1,0 +1,101 @@
+"""Rows of stdin, and the cells of a sweep, over workers in processes of their own, some of which are killed: the bytes of a plain run."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import psutil
+import pytest
+
+pytest.importorskip("distributed")
+pytestmark = pytest.mark.slow
+
+DEMO = Path(__file__).parents[2] / "configs" / "demo"
+COMMAND = [sys.executable, "-m", "mlx_bulk.jobs"]
+ENVIRONMENT = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+ROWS = "".join(json.dumps({"q": f"Tell me about {'things ' * (1 + row % 7)}{row}"}) + "\n" for row in range(600))
+JOB: dict[str, Any] = {
+    "job": "generate",
+    "model": {"path": str(DEMO)},
+    "prompt": {"text": "{{ q }}"},
+    "sampling": {"max_tokens": 12, "temperature": 0},
+    "batch": {"rows": 16, "rows_per_shard": 32, "deterministic": True},
+}
+PATIENCE = 200.0  # seconds
+
+
+def written(folder: Path, config: dict[str, Any]) -> Path:
+    path = folder / "config.json"
+    path.write_text(json.dumps(config))
+    return path
+
+
+def engines(driver: subprocess.Popen[bytes]) -> Iterator[psutil.Process]:
+    for child in psutil.Process(driver.pid).children(recursive=True):
+        if "worker-engine" in child.cmdline():
+            yield child
+
+
+def done(config: Path, output: Path, rows: Path | None = None) -> None:
+    """Does a run without workers."""
+    with (Path(os.devnull) if rows is None else rows).open("rb") as given:
+        subprocess.run([*COMMAND, "run", str(config), "--output", str(output), "--quiet"], env=ENVIRONMENT, stdin=given, check=True)
+
+
+def done_with_kills(config: Path, output: Path, rows: Path | None = None) -> int:
+    """Does a run over two workers. Kills an agent and an engine once records have come; returns how many were killed."""
+    command = [*COMMAND, "run", str(config), "--output", str(output), "--workers", "2", "--quiet"]
+    with (Path(os.devnull) if rows is None else rows).open("rb") as given:
+        driver = subprocess.Popen(command, env=ENVIRONMENT, stdin=given, stderr=subprocess.DEVNULL)
+    killed, deadline = 0, monotonic() + PATIENCE
+    try:
+        while driver.poll() is None and monotonic() < deadline:
+            if killed < 2 and len(list(output.glob("**/results/*"))) > 2 * killed and (found := list(engines(driver))):
+                victim = found[0].parent() if killed else found[0]
+                assert victim is not None
+                victim.kill()
+                killed += 1
+            sleep(0.02)
+        assert driver.poll() == 0
+    finally:
+        driver.kill()
+    return killed
+
+
+def parts(folder: Path) -> dict[str, bytes]:
+    found = {str(path.relative_to(folder)).split(".")[0]: path.read_bytes() for path in sorted(folder.glob("**/results/*"))}
+    assert found
+    return found
+
+
+def require_sound(run: Path) -> None:
+    verified = subprocess.run([*COMMAND, "verify", str(run)], env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+
+
+def test_rows_of_stdin_survive_killed_workers(tmp_path: Path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(ROWS)
+    config = written(tmp_path, {**JOB, "data": {"path": "-"}, "output": {"path": str(tmp_path / "unused")}})
+    done(config, tmp_path / "plain", rows)
+    assert done_with_kills(config, tmp_path / "cluster", rows) == 2
+    assert parts(tmp_path / "cluster") == parts(tmp_path / "plain")
+    require_sound(tmp_path / "cluster")
+
+
+def test_cells_of_a_sweep_survive_killed_workers(tmp_path: Path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(ROWS)
+    base = {**JOB, "data": {"path": str(rows), "limit": 300}}
+    sweep = {"job": "sweep", "base": base, "matrix": {"sampling.max_tokens": [8, 12]}, "output": {"path": str(tmp_path / "unused")}}
+    config = written(tmp_path, sweep)
+    done(config, tmp_path / "plain")
+    assert done_with_kills(config, tmp_path / "cluster") == 2
+    assert parts(tmp_path / "cluster") == parts(tmp_path / "plain")
+    for cell in (path.parent for path in (tmp_path / "cluster").glob("*/results")):
+        require_sound(cell)
