@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -37,8 +38,10 @@ def written(folder: Path, config: dict[str, Any]) -> Path:
 
 def engines(driver: subprocess.Popen[bytes]) -> Iterator[psutil.Process]:
     for child in psutil.Process(driver.pid).children(recursive=True):
-        if "worker-engine" in child.cmdline():
-            yield child
+        # One that was killed has no command line, whether or not its agent has waited for it.
+        with suppress(psutil.NoSuchProcess):
+            if "worker-engine" in child.cmdline():
+                yield child
 
 
 def done(config: Path, output: Path, rows: Path | None = None) -> None:
