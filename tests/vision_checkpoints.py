@@ -124,7 +124,7 @@ def write_old_names(made: VisionModel, folder: Path) -> Path:
         text["rope_scaling"] = {"type": "mrope", **{k: v for k, v in rope.items() if k.startswith("mrope")}}
     if made.family in ("qwen2_vl", "qwen2_5_vl"):  # the text's settings stood beside those of the whole
         config = {k: v for k, v in text.items() if k != "model_type"} | {k: v for k, v in config.items() if k != "text_config"}
-    if made.family in ("gemma3", "llava"):
+    if made.family in ("gemma3", "llava", "llava_next", "llava_onevision"):
         weights = {k.replace("vision_tower.", "vision_tower.vision_model."): v for k, v in weights.items()}
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config))

@@ -1,6 +1,7 @@
 """Configs of tiny vision models of each architecture, and pictures of noise as their image processors hand them on."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ EXPERTS: dict[str, Any] = {
     "mlp_only_layers": [],
     "norm_topk_prob": True,
 }
+PINPOINTS = [[56, 112], [112, 56], [112, 112]]  # of tiles of 56 pixels
 IN_TURNS: dict[str, Any] = SECTIONS | {"mrope_section": [3, 3, 2], "mrope_interleaved": True}
 
 
@@ -84,6 +86,23 @@ def _llava(hf: Any) -> tuple[Any, Any]:
     settings: dict[str, Any] = {"image_token_index": PLACEHOLDER, "image_seq_length": 16, "vision_feature_layer": -2}
     config = hf.LlavaConfig(vision_config=vision, text_config=TEXT | {"model_type": "llama"}, **settings)
     return hf.LlavaForConditionalGeneration, config
+
+
+def _llava_next(hf: Any) -> tuple[Any, Any]:
+    vision = TOWER | {"model_type": "clip_vision_model", "num_hidden_layers": 3, "projection_dim": 64}
+    settings: dict[str, Any] = {"image_token_index": PLACEHOLDER, "image_grid_pinpoints": PINPOINTS, "tie_word_embeddings": False}
+    config = hf.LlavaNextConfig(vision_config=vision, text_config=TEXT | {"model_type": "mistral", "sliding_window": None}, **settings)
+    return hf.LlavaNextForConditionalGeneration, config
+
+
+def _onevision(hf: Any) -> tuple[Any, Any]:
+    vision = TOWER | {"model_type": "siglip_vision_model", "vision_use_head": False}
+    text = TEXT | {"model_type": "qwen2", "tie_word_embeddings": False}
+    settings: dict[str, Any] = {"image_token_index": PLACEHOLDER, "video_token_index": 291, "image_grid_pinpoints": PINPOINTS}
+    config = hf.LlavaOnevisionConfig(
+        vision_config=vision, text_config=text, vision_aspect_ratio="anyres_max_1", tie_word_embeddings=False, **settings
+    )
+    return hf.LlavaOnevisionForConditionalGeneration, config
 
 
 def _qwen3_moe(hf: Any) -> tuple[Any, Any]:
@@ -163,6 +182,8 @@ MAKERS: dict[str, Callable[[Any], tuple[Any, Any]]] = {
     "idefics3": _idefics3,
     "smolvlm": lambda hf: _idefics3(hf, "SmolVLM"),
     "llava": _llava,
+    "llava_next": _llava_next,
+    "llava_onevision": _onevision,
     "internvl": _internvl,
     "internvl on qwen3": lambda hf: _internvl(hf, "qwen3"),
     "mistral3": _mistral3,
@@ -198,4 +219,22 @@ def made_pixels(family: str, config: Any, height: int, width: int, seed: int) ->
         return {"pixel_values": pixels(height, 3, 56, 56)}, 4 * height
     if family in ("idefics3", "smolvlm"):
         return {"pixel_values": pixels(1, 1, 3, 56, 56)}, 4
+    if family in ("llava_next", "llava_onevision"):  # tiles, and the size in pixels of what they are cut from
+        size = (20 * height, 20 * width + seed)
+        tiles, tokens = tiles_of(family, config, size)
+        return {"pixel_values": pixels(1, tiles, 3, 56, 56), "image_sizes": np.array([size], np.int64)}, tokens
     return {"pixel_values": pixels(1, 3, 56, 56)}, 4 if family == "gemma3" else 16
+
+
+def tiles_of(family: str, config: Any, size: tuple[int, int]) -> tuple[int, int]:
+    """How many tiles transformers' processor cuts of a picture of this height and width, the whole included, and its tokens."""
+    import transformers
+    from transformers.image_processing_utils import select_best_resolution
+
+    kind: Any = transformers.LlavaNextProcessor if family == "llava_next" else transformers.LlavaOnevisionProcessor
+    processor = object.__new__(kind)
+    processor.image_processor, processor.patch_size = SimpleNamespace(image_grid_pinpoints=PINPOINTS), 14
+    processor.num_image_tokens, processor.num_additional_image_tokens = 16, 0
+    processor.vision_aspect_ratio = getattr(config, "vision_aspect_ratio", None)
+    rows, columns = (side // 56 for side in select_best_resolution(size, PINPOINTS))
+    return 1 + rows * columns, processor._get_number_of_features(*size, 56, 56)

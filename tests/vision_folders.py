@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from .checkpoints import copy_tokenizer
 from .vision_checkpoints import embedding_scale
-from .vision_configs import MAKERS
+from .vision_configs import MAKERS, PINPOINTS
 
 QWEN_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{% if message.content is string %}{{ message.content }}"
@@ -52,7 +52,13 @@ NAMED = {
     },
 }
 _QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
-FAMILY = {"idefics3": "idefics", "smolvlm": "idefics", "mistral3": "pixtral"} | dict.fromkeys(_QWEN, "qwen")
+FAMILY = {
+    "llava_next": "llava",
+    "llava_onevision": "llava",
+    "idefics3": "idefics",
+    "smolvlm": "idefics",
+    "mistral3": "pixtral",
+} | dict.fromkeys(_QWEN, "qwen")
 MARKS = {
     "qwen": "<|image_pad|>",
     "llava": "<image>",
@@ -107,6 +113,19 @@ def _settings(kind: str, family: str) -> tuple[dict[str, Any], dict[str, Any], d
         images: dict[str, Any] = {"patch_size": patch, "merge_size": 2, "temporal_patch_size": 2}
         size = {"shortest_edge": 4 * patch * patch, "longest_edge": 48 * patch * patch}
         return {"image_processor_type": "Qwen2VLImageProcessor", "size": size, **images}, {}, config
+    if kind in ("llava_next", "llava_onevision"):  # as the oldest files are: without settings of the processor
+        tiles = {"image_grid_pinpoints": PINPOINTS, "size": {"shortest_edge": TILE}, "crop_size": {"height": TILE, "width": TILE}}
+        if kind == "llava_onevision":
+            tiles |= {"size": {"height": TILE, "width": TILE}, "crop_size": None}
+        name = "LlavaNext" if kind == "llava_next" else "LlavaOnevision"
+        vision = {
+            "patch_size": 14,
+            "image_size": TILE,
+            "model_type": "clip_vision_model" if kind == "llava_next" else "siglip_vision_model",
+        }
+        config |= {"vision_config": vision, "image_grid_pinpoints": PINPOINTS}
+        config |= {"vision_aspect_ratio": "anyres_max_2"} if kind == "llava_onevision" else {}
+        return {"image_processor_type": f"{name}ImageProcessor", **tiles}, {}, config
     if family == "llava":
         images = {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": SIZE}, "crop_size": square}
         return images, {}, config | {"vision_feature_select_strategy": "default"}

@@ -72,29 +72,33 @@ class PictureEncoder:
         if chat.pictures and not self._takes_pictures:
             raise picture_error("the model's chat template has no place for pictures; set prompt.chat_template to one that has")
         turns = chat.messages if self._takes_strings else [_as_parts(message) for message in chat.messages]
-        return self._marks.marked(turns), [self._placed(picture, beside) for picture in chat.pictures]
+        return self._marks.marked(turns), self._all_placed(chat.pictures, beside)
 
     def raw_text(self, render: Callable[[Any], str], columns: dict[str, Any], images: Sequence[NamedPicture], beside: Path) -> PictureText:
         """Renders a raw text, in which the template itself says where pictures stand. render: from columns to text. Raises RowError."""
         text, marked = render(columns), self._marks.marked(columns)
         if marked != columns and self._marks.unmarked(spelled := render(marked)) == text:  # else the template changes what rows spell
             text = spelled
-        return self._text(text, [self._placed(picture, beside) for picture in images], RAW, raw=True)
+        return self._text(text, self._all_placed(images, beside), RAW, raw=True)
 
     def _text(self, marked: str, placed: Sequence[PlacedPicture], who: str, *, raw: bool) -> PictureText:
         return PictureText(marked, tuple(placed), self._tokenizer, self._marks, self._processor.placeholder, who, raw)
 
-    def _placed(self, picture: NamedPicture, beside: Path) -> PlacedPicture:
-        """Returns a picture that can be decoded, with its ids. Raises RowError."""
+    def _all_placed(self, pictures: Sequence[NamedPicture], beside: Path) -> list[PlacedPicture]:
+        several = len(pictures) > 1 and self._processor.counts_pictures
+        return [self._placed(picture, beside, several) for picture in pictures]
+
+    def _placed(self, picture: NamedPicture, beside: Path, several: bool) -> PlacedPicture:
+        """Returns a picture that can be decoded, with its ids. several: its prompt has more, and that matters. Raises RowError."""
         source = self._sources.source(picture.value, picture.where, beside)
         data = source.read()
         contents = sha256(data).hexdigest()
-        digest = sha256(f"{contents} {self._processor.settings}".encode()).hexdigest()
+        digest = sha256(f"{contents} {self._processor.settings}{' several' if several else ''}".encode()).hexdigest()
         size = self._sizes.pop(digest, None)
-        layout = None if size is None else self._processor.known_layout(size)
+        layout = None if size is None else self._processor.known_layout(size, several=several)
         if size is None or layout is None:
             image = read_picture(data, source.name, self._most_pixels)
-            size, layout = image.size, self._processor.layout(image, source.name)
+            size, layout = image.size, self._processor.layout(image, source.name, several=several)
         self._sizes[digest] = size
         if len(self._sizes) > _REMEMBERED:
             self._sizes.popitem(last=False)
@@ -105,7 +109,7 @@ class PictureEncoder:
                 found = source.read() if kept is None else kept
                 if kept is None and sha256(found).hexdigest() != contents:
                     raise DataError(f"{name} changed while the run read it; put it back as it was, then run again with --retry-errors")
-                return self._processor.inputs(read_picture(found, name, self._most_pixels), name)
+                return self._processor.inputs(read_picture(found, name, self._most_pixels), name, several=several)
             except RowError as error:
                 raise DataError(str(error)) from error
 

@@ -33,7 +33,8 @@ Size = tuple[int, int]  # width and height
 
 _SIZES = 4096  # of pictures whose layouts are remembered
 _FILES = ("processor_config.json", "preprocessor_config.json")
-_NO_INPUTS = {"rows", "cols", "num_crops", "num_patches"}  # what processors say of a picture that no tower takes
+_COUNTED = "batch_num_images"  # what a processor says to which a prompt's only picture is another than one of several
+_NO_INPUTS = {"rows", "cols", "num_crops", "num_patches", _COUNTED}  # what processors say of a picture that no tower takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,8 @@ class ImageProcessor:
 
     def __init__(self, hf: Any, placeholder: int):
         self._hf, self.placeholder = hf, placeholder
-        self._layouts: OrderedDict[Size, PictureLayout] = OrderedDict()
+        self._layouts: OrderedDict[tuple[Size, bool], PictureLayout] = OrderedDict()
+        self.counts_pictures: bool = _COUNTED in getattr(hf.image_processor, "model_input_names", ())
 
     @property
     def image_token(self) -> str:
@@ -78,32 +80,43 @@ class ImageProcessor:
         told = json.dumps([type(images).__name__, images.to_dict(), self._keywords], sort_keys=True, default=str)
         return sha256(told.encode()).hexdigest()
 
-    def layout(self, image: "Image", name: str) -> PictureLayout:
-        """Returns what fills the place of a picture. name: for messages. Raises RowError where the processor refuses the picture."""
-        known = self.known_layout(image.size)
+    def layout(self, image: "Image", name: str, *, several: bool = False) -> PictureLayout:
+        """Returns what fills the place of a picture. name: for messages. Raises RowError where the processor refuses the picture.
+
+        several: it stands in its prompt with others. To processors that do not count pictures (``counts_pictures``) that is all one.
+        """
+        known = self.known_layout(image.size, several=several)
         if known is None:
-            known = self._layouts[image.size] = self._layout_of(image, name)
+            known = self._layouts[image.size, several] = self._layout_of(image, name, several)
             if len(self._layouts) > _SIZES:
                 self._layouts.popitem(last=False)
         return known
 
-    def known_layout(self, size: Size) -> PictureLayout | None:
+    def known_layout(self, size: Size, *, several: bool = False) -> PictureLayout | None:
         """Returns what fills the place of a picture of this size; None where no such picture has come lately."""
-        if size in self._layouts:
-            self._layouts.move_to_end(size)
-        return self._layouts.get(size)
+        if (size, several) in self._layouts:
+            self._layouts.move_to_end((size, several))
+        return self._layouts.get((size, several))
 
-    def inputs(self, image: "Image", name: str) -> dict[str, NDArray[Any]]:
-        """Returns what the model's tower takes of one picture: ``pixel_values``, and what stands beside them. Raises as ``layout``."""
-        made, _ = self._attempt(lambda: self._hf._process_images([image], **self._keywords | {"return_tensors": "np"}), name)
-        return {key: np.asarray(value) for key, value in made.items() if key not in _NO_INPUTS}
+    def inputs(self, image: "Image", name: str, *, several: bool = False) -> dict[str, NDArray[Any]]:
+        """Returns what the model's tower takes of one picture: ``pixel_values`` and more. Arguments as of ``layout``."""
+        made, _ = self._processed(image, name, several, return_tensors="np")
+        arrays = {key: np.asarray(value) for key, value in made.items() if key not in _NO_INPUTS}
+        return {key: array[:1] for key, array in arrays.items()} if several and self.counts_pictures else arrays
 
-    def _layout_of(self, image: "Image", name: str) -> PictureLayout:
+    def _processed(self, image: "Image", name: str, several: bool, **more: Any) -> Any:
+        """Returns what the processor makes of a picture, and the texts for it."""
+        given: list[Any] = [image]
+        if several and self.counts_pictures:
+            given = [[image, pillow().new("RGB", (1, 1))]]  # any other; of both what stands first is taken
+        return self._attempt(lambda: self._hf._process_images(given, **self._keywords | more), name)
+
+    def _layout_of(self, image: "Image", name: str, several: bool) -> PictureLayout:
         if (grid := self._attempt(lambda: self._patches(*image.size), name)) is not None:
             made: dict[str, Any] = {"image_grid_thw": np.array([grid])}
             text = str(self._hf.replace_image_token(made, 0))
         else:
-            made, texts = self._attempt(lambda: self._hf._process_images([image], **self._keywords), name)
+            made, texts = self._processed(image, name, several)
             text = str(texts[0])
         tokens = text.count(self.feature_token)
         if tokens == 0:
@@ -222,15 +235,18 @@ def _without_videos(kind: Any) -> None:
 
 
 def _complete(told: dict[str, Any], model_type: str, config: dict[str, Any]) -> None:
-    """Puts in what older checkpoints of LLaVA leave to the model's config."""
-    if model_type != "llava":
+    """Puts in what older checkpoints of LLaVA and its successors leave to the model's config."""
+    if model_type not in ("llava", "llava_next", "llava_onevision"):
         return
     vision = config.get("vision_config") or {}
-    whole = vision.get("model_type", "clip_vision_model") == "clip_vision_model"
-    for name, value in (
-        ("patch_size", vision.get("patch_size", 14)),
-        ("vision_feature_select_strategy", config.get("vision_feature_select_strategy", "default")),
-        ("num_additional_image_tokens", int(whole)),
-    ):
-        if told.get(name) is None:
-            told[name] = value
+    if model_type == "llava_onevision":
+        side = int(vision.get("image_size", 384)) // int(vision.get("patch_size", 14))
+        left_out: dict[str, Any] = {"num_image_tokens": side * side, "vision_feature_select_strategy": "full"}
+        left_out |= {name: config[name] for name in ("vision_aspect_ratio", "vision_feature_select_strategy") if name in config}
+    else:
+        left_out = {
+            "patch_size": vision.get("patch_size", 14),
+            "vision_feature_select_strategy": config.get("vision_feature_select_strategy", "default"),
+            "num_additional_image_tokens": int(vision.get("model_type", "clip_vision_model") == "clip_vision_model"),
+        }
+    told |= {name: value for name, value in left_out.items() if told.get(name) is None}

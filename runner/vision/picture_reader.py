@@ -18,13 +18,11 @@ from .towers import open_tower
 # positions, layers of its own) would be left out without a word.
 KNOWN = (
     *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "gemma3", "internvl", "mistral3", "pixtral"),
-    *("idefics3", "smolvlm", "llava", "aya_vision"),
+    *("idefics3", "smolvlm", "llava", "llava_next", "llava_onevision", "aya_vision"),
 )
 
 REFUSED = {
     "paligemma": "its prompts see themselves both ways, text too",
-    "llava_next": "mlx-vlm's model of it does not put a picture's tiles together as transformers does",
-    "llava_onevision": "a picture has other tokens where several stand in a row",
     "lfm2_vl": "its image processor needs torch",
 }
 

@@ -25,6 +25,7 @@ from ..layers.kernel_injection import LEAST, TOLERANCE
 from ..layers.layer_patching import patch_layers, unpatch_layers
 from .features import ImageFeatures
 from .text_networks import text_weights
+from .tiles import TileRule, tile_features, tile_rule
 
 log = logging.getLogger("mlx_bulk")
 
@@ -64,11 +65,12 @@ class TextStandIn(nn.Module):
 class Tower:
     """One checkpoint's tower and projector. Its parameters are those of ``model`` alone.
 
-    model: mlx-vlm's, with a stand-in for the language model. placeholder: the id that stands where a feature goes.
+    model: mlx-vlm's, with a stand-in for the language model. placeholder: the id that stands where a feature goes. tiles: how features of
+    tiles are put together, where that is done here.
     """
 
-    def __init__(self, model: Any, placeholder: int):
-        self.model, self.placeholder = model, placeholder
+    def __init__(self, model: Any, placeholder: int, tiles: TileRule | None = None):
+        self.model, self.placeholder, self._tiles = model, placeholder, tiles
         self._untried = False  # our kernels suit it as far as we know, and no picture has shown it
 
     @property
@@ -112,13 +114,8 @@ class Tower:
             log.warning("mlx's own layers stay in the vision tower, slower on this CPU: with ours, features move by %.2g", gap)
 
     def _made(self, image: PromptImage) -> ImageFeatures:
-        ids = mx.full((1, image.tokens), self.placeholder, mx.int32)
         try:
-            inputs = {name: _array(value) for name, value in image.inputs().items()}
-            inputs["mask"] = mx.ones(ids.shape, mx.int32)
-            made = self.model.get_input_embeddings(ids, inputs.pop("pixel_values"), **inputs)
-            embeddings = made.inputs_embeds[0]
-            deepstack = tuple(made.deepstack_visual_embeds or ())
+            embeddings, deepstack = self._embedded({name: _array(value) for name, value in image.inputs().items()}, image.tokens)
             finite = mx.stack([mx.isfinite(layer).all() for layer in (embeddings, *deepstack)]).all()
             mx.eval(embeddings, finite, *deepstack)
         except Exception as error:  # a model file may fail in any way
@@ -130,6 +127,14 @@ class Tower:
         if not finite:
             raise ModelError(f"the vision tower's features of a picture of {image.tokens} tokens are NaN or infinite")
         return ImageFeatures(embeddings, deepstack)
+
+    def _embedded(self, inputs: dict[str, mx.array], tokens: int) -> tuple[mx.array, tuple[mx.array, ...]]:
+        """Returns features [tokens, H], and those for each of the first layers."""
+        if self._tiles is not None:
+            return tile_features(self.model, self._tiles, inputs), ()
+        ids = mx.full((1, tokens), self.placeholder, mx.int32)
+        made = self.model.get_input_embeddings(ids, inputs.pop("pixel_values"), **inputs, mask=mx.ones(ids.shape, mx.int32))
+        return made.inputs_embeds[0], tuple(made.deepstack_visual_embeds or ())
 
 
 def placeholder_of(config: Config) -> int | None:
@@ -167,7 +172,7 @@ def open_tower(folder: Path, config: Config, dtype: mx.Dtype | None) -> Tower:
     if dtype is not None:
         model.set_dtype(dtype)
     model.eval()
-    return Tower(model, placeholder)
+    return Tower(model, placeholder, tile_rule(config))
 
 
 def _require_activation(folder: Path, vision: Config) -> None:

@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 
+from .tile_faults import TILE_FAULTS
 from .vision_faults import PRELUDE, VISION_FAULTS, VisionFault, in_a_batch, saved_by
 
 pytestmark = pytest.mark.oracle
 
 
-@pytest.mark.parametrize("fault", VISION_FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", VISION_FAULTS + TILE_FAULTS, ids=lambda fault: fault.name)
 def test_its_script_shows_the_fault(fault: VisionFault):
     scope: dict[str, Any] = {}
     exec(PRELUDE, scope)

@@ -32,6 +32,8 @@ CLASSES = {
     "idefics3": "Idefics3Processor",
     "smolvlm": "SmolVLMProcessor",
     "llava": "LlavaProcessor",
+    "llava_next": "LlavaNextProcessor",
+    "llava_onevision": "LlavaOnevisionProcessor",
     "internvl": "InternVLProcessor",
     "mistral3": "PixtralProcessor",
     "pixtral": "PixtralProcessor",
@@ -46,6 +48,8 @@ EXTRA: dict[str, dict[str, Any]] = {
     "pixtral": {"patch_size": 14},
     "aya_vision": {"patch_size": 14, "img_size": 56, "downsample_factor": 2},
     "llava": {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
+    "llava_next": {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
+    "llava_onevision": {"num_image_tokens": 16, "vision_feature_select_strategy": "full", "vision_aspect_ratio": "anyres_max_2"},
 }
 ROWS = [[], [drawn(60, 40)], [drawn(33, 91, 2), drawn(120, 30, 5)], [drawn(1, 1)], [drawn(3, 50), drawn(60, 40), drawn(60, 40)]]
 
@@ -77,15 +81,19 @@ def test_ids_and_pixels_are_those_of_transformers(kind: str, tmp_path: Path) -> 
         named = [NamedPicture(picture_bytes(image), "images") for image in images]
         prompt = encoder.chat_text(messages, "", {}, "messages", named, tmp_path).prompt()
         text = tokenizer.chat_text(messages, "")
-        made = oracle(text=[text], images=images or None, add_special_tokens=False, return_tensors="np")
+        nested = [images] if kind == "llava_onevision" else images  # by which it knows how many a prompt has, as its chats tell it
+        made = oracle(text=[text], images=nested if images else None, add_special_tokens=False, return_tensors="np")
         assert encoder.table.plain(prompt.ids).tolist() == made["input_ids"][0].tolist()
         assert (prompt.ids >= FIRST_IMAGE_ID).sum() == sum(image.tokens for image in prompt.images)
         for image, picture in zip(images, prompt.images, strict=True):
-            alone = oracle(text=[MARKS[family_of(kind)]], images=[image], return_tensors="np")
+            several = kind == "llava_onevision" and len(images) > 1
+            shown = [[image, images[0]]] if several else [image]
+            alone = oracle(text=[MARKS[family_of(kind)] * (1 + several)], images=shown, return_tensors="np")
             inputs = picture.inputs()
             assert inputs.keys() <= alone.keys()
             for name, values in inputs.items():
-                np.testing.assert_allclose(values.astype(np.float64), np.asarray(alone[name]), rtol=0, atol=1e-6)
+                expected = np.asarray(alone[name])[:1] if several else np.asarray(alone[name])
+                np.testing.assert_allclose(values.astype(np.float64), expected, rtol=0, atol=1e-6)
             if "image_grid_thw" in inputs:
                 time, height, width = inputs["image_grid_thw"][0].tolist()
                 assert picture.grid == (time, height // 2, width // 2)

@@ -15,7 +15,7 @@ from ..support.tiny import as_it_came
     [
         ("of_next_year", "how its text model takes pictures is not known"),
         ("paligemma", "its prompts see themselves both ways, text too"),
-        ("llava_onevision", "a picture has other tokens where several stand in a row"),
+        ("lfm2_vl", "its image processor needs torch"),
     ],
 )
 def test_other_models_are_refused_with_the_reason(kind: str, why: str) -> None:
