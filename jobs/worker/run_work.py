@@ -24,6 +24,7 @@ from ...runner.cluster.messages import (
     Message,
     NewestPolicy,
     NoParcel,
+    NoRoom,
     Piece,
     PieceWanted,
     PolicyLoaded,
@@ -204,6 +205,9 @@ class RunWork:
             case PolicyRefused():
                 self.held.drop_policy(message.policy)
                 self._tell(message)
+            case NoRoom():
+                for told in self.held.give_up(message):
+                    self._tell(told)
             case Figures() | PolicyLoaded() | Unfit():
                 self._tell(message)
             case _:

@@ -8,18 +8,15 @@ One thread does all of it but the writing. Does not know how messages travel; ``
 import logging
 import pickle
 import secrets
-from dataclasses import replace
 from functools import partial
 from time import monotonic
 
 from ...configs.cluster import ClusterConfig
-from ..core.errors import ModelError
 from ..core.progress import Progress
 from ..leasing.lease_log import LeaseLog
 from ..leasing.leaser import Leaser
 from ..leasing.open_lease import OpenLease
 from ..leasing.row_set import RowSet
-from ..leasing.track_record import TrackRecords
 from ..pipeline.model_work import OpenRun
 from ..pipeline.progress_display import Watch
 from ..pipeline.row_requests import RecordedRows
@@ -28,6 +25,7 @@ from .description import RunDescription
 from .frame_intake import FrameIntake, Tokens
 from .interface import Fleet, Joined, Left, Told
 from .lease_policies import DroppedPolicy, LeasePolicies
+from .membership import Membership
 from .messages import (
     Ack,
     Begun,
@@ -36,6 +34,7 @@ from .messages import (
     Frames,
     Lease,
     LeaseDone,
+    NoRoom,
     PieceWanted,
     PolicyLoaded,
     PolicyRefused,
@@ -48,9 +47,8 @@ from .messages import (
     one_a_line,
 )
 from .quarantine import Quarantine
-from .roster import KnownWorker, Roster, error_of, facts_of, version_fault
-from .row_returns import RowReturns
-from .writer_answers import WriterAnswers
+from .roster import KnownWorker, Roster
+from .writer_answers import RowReturns, WriterAnswers
 
 log = logging.getLogger("mlx_bulk")
 
@@ -78,10 +76,13 @@ class Driver:
             speculate=self._settings.speculate,
             suits=lambda worker, rows: self._roster.suits(worker, rows, fleet.workers()),
         )
-        self._roster, self._track = Roster(settings, monotonic()), TrackRecords()
+        self._roster = Roster(settings, monotonic())
         self._log, self._progress, self._answers = LeaseLog(run.run_dir), Progress(), WriterAnswers(run.writer)
         self._returns = RowReturns(self._answers, self._leaser, self._quarantine)
-        self._began = self._ending = False
+        self._members = Membership(
+            fleet, hellos, run, self._offer, self._roster, self._leaser, self._returns, self._policies, self._progress
+        )
+        self._began = False
 
     def run(self) -> tuple[Progress, bool]:
         """Does what is left of the run; see ``SessionWork``."""
@@ -90,7 +91,7 @@ class Driver:
         self._progress.doing("waiting for workers")
         run.flush = self._intake.flush
         for joined in list(self._hellos.values()):
-            self._join(joined)
+            self._members.join(joined)
         with Watch(self._progress, lambda: run.counts(self._policies.version), run.run_dir.add_metrics, run.show, lambda: run.noted):
             try:
                 while run.writer.rows < run.layout.total and not run.process.stopped():
@@ -114,6 +115,8 @@ class Driver:
             self._quarantine.take_unfit(rows, len(self._roster.workers))
         for lease in self._leaser.deal(usable, monotonic()):
             self._send(lease)
+        if usable and not self._answers.pending:
+            self._quarantine.require_room(self._leaser.stuck(partial(self._roster.may_hold, now=monotonic())))
         for name in usable if not self._answers.pending else ():
             if (late := self._leaser.late(name, usable, monotonic())) is not None:
                 lease, rows = late
@@ -123,10 +126,9 @@ class Driver:
         for event in self._fleet.events(wait) if self._intake.has_room(wait) else ():
             match event:
                 case Joined():
-                    self._join(event)
+                    self._members.join(event)
                 case Left():
-                    self._hellos.pop(event.worker, None)
-                    self._leave(event)
+                    self._members.leave(event)
                 case Told():
                     self._hear(event)
         self._answers.take()
@@ -139,19 +141,21 @@ class Driver:
             return
         match message:
             case Ready():
-                self._make_ready(told.worker, worker, message)
+                self._members.make_ready(told.worker, worker, message)
             case Begun():
                 self._leaser.begin(message.lease)
             case Frames():
                 self._land(told.worker, worker, message)
             case Unfit():
                 self._quarantine.note_unfit(message.position, worker.longest, message.reason)
+            case NoRoom():
+                self._take_unfit(told.worker, worker, message)
             case LeaseDone():
                 self._end_lease(told.worker, message.lease)
             case PieceWanted() | PolicyLoaded():
                 self._policies.hear(told.worker, message)
             case PolicyRefused():
-                self._refuse_policy(told.worker, worker, message)
+                self._members.refuse_policy(told.worker, worker, message)
             case Figures():
                 worker.count(message.counts)
                 self._roster.sum_into(self._progress)
@@ -159,13 +163,21 @@ class Driver:
                 log.warning("%s: %s: %s", told.worker, message.cause, message.follows)
                 self._log.note_again(told.worker, len(self._leaser.begun(told.worker, monotonic())))
             case RunRefused():
-                self._refuse(told.worker, worker, f"would give other results: {one_a_line(message.reasons)}")
+                self._members.refuse(told.worker, worker, f"would give other results: {one_a_line(message.reasons)}")
             case RunFailed():
-                self._fail(told.worker, worker, message)
+                self._members.fail(told.worker, worker, message)
             case RunStopped():
                 worker.stopped = True
             case _:
                 pass
+
+    def _take_unfit(self, name: str, worker: KnownWorker, told: NoRoom) -> None:
+        """Gives rows that must stay together, and for which a worker has no room, to another one."""
+        if (lease := self._leaser.leases.get(told.lease)) is None:
+            return
+        log.warning("%s has no room for shard %d, which waits for a worker with more: %s", name, lease.given.shard, told.reason)
+        lease.given.no_room = {**lease.given.no_room, worker.label: told.reason}
+        self._returns.take(self._leaser.take_back([lease], monotonic()))
 
     def _end_lease(self, worker: str, name: str) -> None:
         """Notes who has done the rows of a lease. What did not arrive of them is given out again."""
@@ -174,83 +186,6 @@ class Driver:
             return
         self._log.note_done(lease, now)
         self._returns.take([rows])
-
-    # -------------------------------------------------------------------------------------------------- workers
-
-    def _join(self, joined: Joined) -> None:
-        """Offers the run to a worker. One that has leases since before this start goes on with them; a later run knows nothing of them."""
-        worker = self._roster.join(joined)
-        if worker.refused:  # it has connected again
-            self._fleet.send(joined.worker, StopRun(self._offer.run, worker.refused))
-            return
-        if fault := self._track.verdict(worker.label) or version_fault(joined.hello):
-            self._refuse(joined.worker, worker, fault)
-            return
-        if joined.hello.run == self._offer.run:
-            self._leaser.adopt(joined.worker, joined.hello.leases, monotonic(), worker.label)
-            self._policies.name_in(self._leaser.of(joined.worker))
-        self._hellos[joined.worker] = Joined(joined.worker, replace(joined.hello, run=None, leases={}))
-        self._fleet.send(joined.worker, self._offer)
-
-    def _make_ready(self, name: str, worker: KnownWorker, ready: Ready) -> None:
-        try:
-            facts = facts_of(ready)
-        except ValueError as error:
-            self._refuse(name, worker, f"tells of its model what cannot be read ({error}); install the same version of mlx-bulk")
-            return
-        worker.ready, worker.longest = True, ready.longest
-        if isinstance(rows := facts.get("batch", {}).get("rows"), int):
-            self._leaser.equip(name, max(1, (rows >> facts.get("halved", 0)) // (self._run.spec.job.samples or 1)))
-        if not self._run.noted:
-            self._run.note({**facts, "workers": sorted(self._roster.workers)})
-        self._progress.doing("waiting for the workers' rows")
-        self._policies.tell_newest(name)
-        log.info("%s works on the run: %s on %s", name, facts.get("dtype"), facts.get("device"))
-
-    def _leave(self, left: Left) -> None:
-        name, worker = left.worker, self._roster.workers.get(left.worker)
-        if worker is None:
-            return
-        if worker.ready:
-            log.warning("%s has left: %s; its rows go to others", name, left.reason)
-        worker.ready, worker.left = False, monotonic()
-        self._policies.forget(name)
-        leases, now = self._leaser.of(name), monotonic()
-        self._returns.take(self._leaser.take_back(leases, now) if left.in_order else self._leaser.lose(name, now, worker.label))
-        if not left.in_order and not worker.refused and (fault := self._track.lose(worker.label)):
-            self._refuse(name, worker, fault)
-
-    def _refuse(self, name: str, worker: KnownWorker, why: str) -> None:
-        """Uses a worker no more, tells it why, and gives its rows to others: they have nothing to do with it."""
-        log.warning("%s is not used: it %s", name, why)
-        worker.refused = f"it {why}"
-        self._fleet.send(name, StopRun(self._offer.run, worker.refused))
-        self._policies.forget(name)
-        self._returns.take(self._leaser.take_back(self._leaser.of(name), monotonic()))
-
-    def _refuse_policy(self, name: str, worker: KnownWorker, refused: PolicyRefused) -> None:
-        """Gives the rows of a policy that a worker cannot load to others: under another policy, unless others have loaded it."""
-        named = [lease for lease in self._leaser.of(name) if lease.policy == refused.policy]
-        self._returns.take(self._leaser.take_back(named, monotonic()))
-        if not self._policies.refuse(refused.policy, refused.reason):
-            self._refuse(name, worker, f"cannot load policy {refused.policy}: {refused.reason}")
-
-    def _fail(self, name: str, worker: KnownWorker, failed: RunFailed) -> None:
-        """Ends the run for an error of the data, and for any error where no other worker can come; else goes on without this one."""
-        error = error_of(name, failed)
-        self._run.writer.wait()
-        if self._ending or self._run.writer.rows >= self._run.layout.total:
-            log.warning("%s; the run has ended without it", error)
-            worker.stopped = True
-            return
-        begun = [lease.given.shard for lease in self._leaser.of(name) if lease.begun]
-        breaks = isinstance(error, ModelError) and self._track.breaks_again(name, begun) and self._run.config.batch.deterministic
-        if breaks or failed.kind == "DataError" or self._roster.is_last(name):
-            raise error
-        worker.failed = error
-        if isinstance(error, ModelError):  # the rows may have done it
-            self._returns.take(self._leaser.lose(name, monotonic(), worker.label))
-        self._refuse(name, worker, f"cannot go on: {failed.message}")
 
     def _send(self, lease: OpenLease) -> None:
         rows, lease.policy = lease.given, self._policies.of(lease.given.shard)
@@ -276,18 +211,18 @@ class Driver:
             self._fleet.send(name, Ack(frames.run, frames.number))
 
         try:
-            fault = self._track.land(worker.label, *self._intake.land(frames, self._answers.passing_on(landed)))
+            fault = self._members.track.land(worker.label, *self._intake.land(frames, self._answers.passing_on(landed)))
             self._leaser.note(name, frames.admitted, frames.resolved, monotonic())
         except ValueError as error:
-            fault = "" if (late := isinstance(error, DroppedPolicy)) else self._track.damage(name)
+            fault = "" if (late := isinstance(error, DroppedPolicy)) else self._members.track.damage(name)
             log.warning("%s sent records that are %s (%s); they are done again", name, "too late" if late else "damaged", error)
             landed(Tokens())
         if fault and not worker.refused:
-            self._refuse(name, worker, fault)
+            self._members.refuse(name, worker, fault)
 
     def _end(self) -> None:
         """Has the workers end what they still do, and takes what they have finished."""
-        self._ending = True
+        self._members.ending = True
         self._returns.end()
         working = [name for name in self._roster.others("", self._fleet.workers()) if name in self._roster.workers]
         asked = [name for name in working if self._leaser.of(name) or self._run.process.stopped()]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ..core.host_process import Orders
-from .messages import Ack, Begun, Frames, FromWorker, Lease, LeaseDone
+from .messages import Ack, Begun, Frames, FromWorker, Lease, LeaseDone, NoRoom
 
 if TYPE_CHECKING:  # NumPy comes with it, which a worker without leases does not load
     from ..core.requests import BadRow, Row
@@ -117,6 +117,15 @@ class HeldLeases:
     def drop_policy(self, policy: str) -> None:
         """Forgets the leases of a policy that the engine cannot load: none of their rows was begun."""
         self._leases = {name: held for name, held in self._leases.items() if held.lease.policy != policy}
+
+    def give_up(self, message: NoRoom) -> list[NoRoom]:
+        """Forgets a lease that the engine has no room for, and those whose rows it did with it. Returns what the driver is to be told."""
+        names = [name for name, held in self._leases.items() if message.lease in held.pieces]
+        for name in names:  # grows meanwhile
+            names += [other for other, held in self._leases.items() if name in held.behind and other not in names]
+        for name in names:
+            del self._leases[name]
+        return [replace(message, lease=name) for name in names]
 
     def take(self, lease: Lease) -> Lease | None:
         """Takes a lease of the driver. Returns what the engine is to be given for it.

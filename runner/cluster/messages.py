@@ -1,14 +1,11 @@
-"""The messages between a driver and its workers, and how they travel: as dicts of plain values, one key a field.
+"""The messages between a driver and its workers; ``network`` carries them.
 
 To a worker go rows and the description of the run as pickles: a worker does what its driver says, code included. The other way go
 plain values alone, and each is checked here, so that nothing that a worker sends is ever unpickled.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, get_args
-
-from pydantic import TypeAdapter, ValidationError
+from dataclasses import dataclass, field
 
 from ..core.shard_layout import Place
 
@@ -132,6 +129,15 @@ class Unfit:
 
 
 @dataclass(slots=True, frozen=True)
+class NoRoom:
+    """The worker has no memory for the rows of a lease, which must stay together, with the reason. It has dropped the lease."""
+
+    run: str
+    lease: str
+    reason: str
+
+
+@dataclass(slots=True, frozen=True)
 class RunRefused:
     """The worker would give other results, or cannot run the job at all. reasons: one line each."""
 
@@ -246,6 +252,7 @@ FromWorker = (
     Hello
     | Ready
     | Unfit
+    | NoRoom
     | RunRefused
     | Begun
     | Frames
@@ -260,38 +267,7 @@ FromWorker = (
 )
 Message = ToWorker | FromWorker
 
-_KINDS: dict[str, type] = {kind.__name__: kind for kind in (*get_args(ToWorker), *get_args(FromWorker))}
-_TYPE = "type"  # the key of a message's class; no field has this name
-_CHECKS: dict[str, TypeAdapter[Any]] = {}
-
 
 def one_a_line(reasons: Sequence[str]) -> str:
     """Returns the reasons of a refusal as text: several each on a line of their own."""
     return reasons[0] if len(reasons) == 1 else "".join(f"\n  {reason}" for reason in reasons)
-
-
-def to_wire(message: Message) -> dict[str, Any]:
-    """Returns a message as a dict of plain values (numbers, texts, bytes, lists, dicts), with its kind."""
-    return {_TYPE: type(message).__name__, **asdict(message)}
-
-
-def from_wire(wire: dict[str, Any]) -> Message:
-    """Returns the message of a dict that ``to_wire`` made. Raises ValueError for anything else."""
-    kind = wire.get(_TYPE)
-    if not isinstance(kind, str) or kind not in _KINDS:
-        raise ValueError(f"found a message of kind {kind!r}; expected one of {', '.join(_KINDS)}")
-    values = {key: value for key, value in wire.items() if key != _TYPE}
-    known = {each.name for each in fields(_KINDS[kind])}
-    if unknown := values.keys() - known:
-        raise ValueError(f"{kind}: found unknown fields {', '.join(sorted(map(str, unknown)))}")
-    try:
-        return _check(kind).validate_python(values)
-    except ValidationError as error:
-        raise ValueError(f"{kind}: {error.errors()[0]['loc']}: {error.errors()[0]['msg']}") from error
-
-
-def _check(kind: str) -> TypeAdapter[Any]:
-    """Returns what checks the fields of a message. Made at the first use, as it takes some milliseconds."""
-    if kind not in _CHECKS:
-        _CHECKS[kind] = TypeAdapter(_KINDS[kind])
-    return _CHECKS[kind]

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ..core.errors import ModelError
+from ..core.errors import ModelError, OutOfRoom
 from ..core.outcomes import Failure
 from ..core.requests import BadRow, Row
 from ..leasing.row_set import RowSet
@@ -42,6 +42,16 @@ class Quarantine:
             why = self._unfit[row.position][1]
             why = why.removesuffix(placed("", row)) if isinstance(row, Row) else why  # the place is told behind all of it
             self._take(row, rows, too_long=why + largest)
+
+    def require_room(self, rows: RowSet | None) -> None:
+        """Raises OutOfRoom for rows that must stay together, and that no worker has room for. Does nothing where there are none."""
+        if rows is None:
+            return
+        *_, (worker, why) = rows.no_room.items()
+        raise OutOfRoom(
+            f"shard {rows.shard}: no worker that has joined has room for it, and all other shards that they have room for are done. "
+            f"{worker}: {why}; or start a worker with more memory, and continue with the same command (without --overwrite)"
+        )
 
     def take_lost(self, rows: RowSet) -> None:
         """Takes rows that workers have died with. Raises ModelError where batches are not taken apart."""

@@ -85,22 +85,34 @@ class Roster:
         return [name for name in connected if name != but and not (name in self.workers and self.workers[name].refused)]
 
     def suits(self, worker: str, rows: RowSet, connected: list[str]) -> bool:
-        """Returns False for rows with which the worker's like has gone already, while another may try them: it may be to blame."""
-        labels = {self.workers[name].label for name in self.others("", connected) if name in self.workers}
-        if rows.beyond and self.workers[worker].longest <= rows.beyond:
+        """Returns False for rows that the worker has no room for, and for rows with which its like has gone already, while another may
+        try them: it may be to blame."""
+        labels, label = (
+            {self.workers[name].label for name in self.others("", connected) if name in self.workers},
+            self.workers[worker].label,
+        )
+        if label in rows.no_room or (rows.beyond and self.workers[worker].longest <= rows.beyond):
             return False
-        return rows.beyond > 0 or self.workers[worker].label not in rows.died or labels <= set(rows.died)
+        return rows.beyond > 0 or label not in rows.died or labels <= {*rows.died, *rows.no_room}
 
     def longest(self, now: float) -> int:
         """Returns the tokens of the longest row that any worker has room for; more than any row while one may still tell.
 
         A worker that has gone counts for ``cluster.wait`` seconds.
         """
-        used = [each for each in self.workers.values() if not each.refused]
-        if any(each.left is None and not each.longest for each in used):
+        there = self._expected(now)
+        if any(each.left is None and not each.longest for each in there):
             return sys.maxsize
-        there = [each for each in used if each.left is None or now - each.left < self._settings.wait]
         return max((each.longest for each in there), default=sys.maxsize)
+
+    def may_hold(self, rows: RowSet, now: float) -> bool:
+        """Returns False where each worker has said that it has no room for these rows; one that has gone counts as in ``longest``."""
+        return any(each.label not in rows.no_room for each in self._expected(now))
+
+    def _expected(self, now: float) -> list[KnownWorker]:
+        """Returns the workers that are used and here, or may come back."""
+        used = [each for each in self.workers.values() if not each.refused]
+        return [each for each in used if each.left is None or now - each.left < self._settings.wait]
 
     def is_last(self, worker: str) -> bool:
         """Returns True when no other worker can ever do the run: nobody can join, and all others are refused."""

@@ -8,11 +8,13 @@ Callers pass the time in, and what is recorded of rows that come back. Sends not
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 
 from ..core.requests import BadRow, Row
 from ..core.shard_layout import Layout, Place
 from ..pipeline.row_requests import RecordedRows
 from ..store.shard_ledger import WHOLE, RecordedRow
+from .begun_rows import BegunRows
 from .input_rows import InputRows
 from .lease_sizes import Outlook, WorkerLoad, WorkerPace
 from .open_lease import OpenLease
@@ -52,7 +54,7 @@ class Leaser:
         self._left, self._lease_seconds, self._speculate = left, lease_seconds, speculate
         self._held: dict[str, dict[str, OpenLease]] = {}  # by worker and name
         self._paces: dict[str, WorkerPace] = {}
-        self._begun_before = set[int]()  # rows, by position, that workers had begun which have gone
+        self._begun = BegunRows(whole_shards)
         self._elsewhere = RowsElsewhere(self.leases, whole_shards)
 
     @property
@@ -91,8 +93,12 @@ class Leaser:
         load = loads[worker]
         if self.exhausted or not load.wants(self._lease_seconds, self._whole_shards):
             return None
+        first = self._waiting.first(worker)
+        if first is None and (self._input.next is None or self._waiting.many_held_up):
+            return None
+        rivals = loads if first is None else self._waiting.rivals(first, loads)  # others do not count: they cannot have these rows
         waiting = max(1, self._left + self._waiting.count)
-        outlook = Outlook(waiting, list(loads.values()), self._lease_seconds)
+        outlook = Outlook(waiting, [loads[each] for each in rivals], self._lease_seconds)
         if self._whole_shards:
             size = self._layout.rows_per_shard if outlook.has_turn(load, min(waiting, self._layout.rows_per_shard)) else 0
         else:
@@ -147,16 +153,8 @@ class Leaser:
             self.leases[name].begun = True
 
     def begun(self, worker: str, now: float) -> list[int]:
-        """Returns the positions of rows that the worker has begun and not finished, as far as the driver knows; they may be fewer.
-
-        Its engine has begun no more than it has room for, beside what it has finished since it told of some.
-        """
-        leases, pace = [lease for lease in self.of(worker) if lease.begun], self._pace_of(worker)
-        if self._whole_shards:
-            return [position for lease in leases for position in lease.given.positions]
-        rows = [position for lease in leases for position in lease.left]
-        untold = pace.untold(now)
-        return rows if untold is None else rows[: pace.room + untold]
+        """Returns the positions of rows that the worker has begun and not finished, as far as the driver knows; they may be fewer."""
+        return self._begun.under_way(self.of(worker), self._pace_of(worker), now)
 
     def note(self, worker: str, admitted: Collection[Place], resolved: Collection[Place], now: float) -> None:
         """Notes what a worker has sent: how many records each row has in all, and records that are there."""
@@ -183,7 +181,7 @@ class Leaser:
         label: what a worker that is started again in its place is called, too.
         """
         leases = self.of(worker)
-        self._begun_before.update(self.begun(worker, now))
+        self._begun.lose(self.begun(worker, now))
         for lease in leases:
             lease.given.died += (label or worker,) * lease.begun
         lost = self.take_back(leases, now)
@@ -221,13 +219,17 @@ class Leaser:
             return []
         places = {row.position for row in left}
         recorded = tuple((state.position, sample) for state in states if state.position in places for sample in state.samples)
-        again = RowSet(rows.shard, left, recorded, rows.died, rows.alone, rows.beyond)
+        again = replace(rows, rows=left, recorded=recorded)
         given_up = self._waiting.put(again)
         return [] if given_up is None else [given_up]
 
     def too_large(self, longest: int) -> list[RowSet]:
         """Takes away the waiting rows for which no worker has room; ``longest``: tokens of the longest row that any has room for."""
         return self._waiting.drop(longest)
+
+    def stuck(self, has_room: Callable[[RowSet], bool]) -> RowSet | None:
+        """Returns rows that no worker has room for, as ``has_room`` says, once nothing else goes on: no lease is open."""
+        return None if self.leases else next((rows for rows in self._waiting if not has_room(rows)), None)
 
     def adopt(self, worker: str, leases: dict[str, list[int]], now: float, label: str | None = None) -> None:
         """Notes the leases that a worker has since before this start, or since before it was away.
@@ -240,7 +242,7 @@ class Leaser:
                 shard = self._layout.shard_of(positions[0])
                 self._hold(OpenLease(name, worker, RowSet(shard, []), now, begun=True, left=dict.fromkeys(positions)), now)
                 self._elsewhere.add(name, positions)
-                self._begun_before.difference_update(positions)
+                self._begun.find(positions)
         self._waiting.thin_out(self._elsewhere.without)
 
     @property
@@ -283,8 +285,7 @@ class Leaser:
     def _open(self, worker: str, rows: RowSet, now: float) -> OpenLease:
         self._number += 1
         lease = OpenLease(f"{self._session}-{self._number}", worker, rows, now, left=dict.fromkeys(rows.positions))
-        lease.again = len(self._begun_before & lease.left.keys())
-        self._begun_before -= lease.left.keys()
+        lease.again = self._begun.begin_again(lease.left)
         self._hold(lease, now)
         return lease
 

@@ -5,7 +5,7 @@ comes back, and for a whole shard where records of it came before the loss: rows
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from ..core.requests import BadRow, Row
 from ..core.shard_layout import Place
@@ -19,7 +19,8 @@ LOSSES_ALONE = 2  # a row that runs alone is given up after so many more
 class RowSet:
     """Rows of one shard that wait for a worker. died: labels of workers that have gone with them. alone: no others beside them.
 
-    beyond: only workers with room for longer rows than so many tokens can do them.
+    beyond: only workers with room for longer rows than so many tokens can do them. no_room: labels of workers that have no room for
+    these rows together, which must not be divided, with what they said.
     """
 
     shard: int
@@ -28,11 +29,17 @@ class RowSet:
     died: tuple[str, ...] = ()
     alone: bool = False
     beyond: int = 0
+    no_room: dict[str, str] = field(default_factory=dict[str, str])
 
     @property
     def positions(self) -> list[int]:
         """The rows' positions."""
         return [row.position for row in self.rows]
+
+    @property
+    def held_up(self) -> bool:
+        """True where some worker has no room for these rows."""
+        return bool(self.beyond or self.no_room)
 
     @property
     def losses(self) -> int:
@@ -43,7 +50,7 @@ class RowSet:
         """Returns some of the rows, with all that is known of them."""
         places = {row.position for row in rows}
         recorded = tuple(place for place in self.recorded if place[0] in places)
-        return RowSet(self.shard, list(rows), recorded, self.died, self.alone, self.beyond)
+        return replace(self, rows=list(rows), recorded=recorded)
 
     def halves(self) -> list["RowSet"]:
         """Returns the second half and the first, each to run alone. Of what spoke against all only losses together count for each."""

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from ..core.requests import BadRow, Row
 from .row_set import LOSSES_ALONE, LOSSES_TOGETHER, RowSet
 
+_MOST_HELD_UP = 4096  # rows that wait for a worker with more room; while there are more, other workers take no new ones
+
 
 class WaitingRows:
     """Sets of rows in the order in which they go out. suits: says whether some may go to a worker. whole_shards: none is divided."""
@@ -22,9 +24,22 @@ class WaitingRows:
         """How many rows wait."""
         return sum(len(rows.rows) for rows in self._sets)
 
+    @property
+    def many_held_up(self) -> bool:
+        """True while so many rows wait for a worker with more room that no more should join them: memory holds them all."""
+        return sum(len(rows.rows) for rows in self._sets if rows.held_up) >= _MOST_HELD_UP
+
+    def first(self, worker: str) -> RowSet | None:
+        """Returns the rows that ``take`` takes from; None where nothing suits the worker."""
+        return next((rows for rows in self._sets if self._suits(worker, rows)), None)
+
+    def rivals(self, rows: RowSet, workers: Iterable[str]) -> list[str]:
+        """Returns those of ``workers`` that the rows suit."""
+        return [worker for worker in workers if self._suits(worker, rows)]
+
     def take(self, worker: str, most: int) -> RowSet | None:
         """Takes up to ``most`` rows for a worker; of rows that run alone all, and of a whole shard, too. None where nothing suits it."""
-        first = next((rows for rows in self._sets if self._suits(worker, rows)), None)
+        first = self.first(worker)
         if first is None:
             return None
         self._sets = deque(rows for rows in self._sets if rows is not first)

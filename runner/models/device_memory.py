@@ -47,6 +47,13 @@ def peak_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def clear_spare_memory() -> None:
+    """Returns spare buffers to the system."""
+    import mlx.core as mx
+
+    mx.clear_cache()
+
+
 @contextmanager
 def shortage_as_error(cure: str) -> Generator[None]:
     """Raises OutOfRoom, with the ``cure``, in place of the error of a failed allocation inside the block."""

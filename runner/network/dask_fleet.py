@@ -18,7 +18,7 @@ from ...configs.cluster import split_address
 from ...configs.errors import ConfigError
 from ...configs.visible import visible
 from ..cluster.interface import Event, Joined, Left, Told
-from ..cluster.messages import Dismiss, Hello, ToWorker, from_wire, to_wire
+from ..cluster.messages import Dismiss, Hello, ToWorker
 from .dask_comms import (
     ALIVE,
     ALIVE_SECONDS,
@@ -31,6 +31,7 @@ from .dask_comms import (
 )
 from .dask_scheduler import LeaseScheduler, LineEnded, MessageRefused, WorkerLine
 from .tls_keys import require_safe_address
+from .wire import from_wire, to_wire
 
 log = logging.getLogger("mlx_bulk")
 

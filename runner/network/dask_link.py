@@ -19,7 +19,7 @@ from typing import Any, cast
 from ...configs.cluster import split_address
 from ...configs.errors import ConfigError
 from ...configs.visible import visible
-from ..cluster.messages import Message, from_wire, to_wire
+from ..cluster.messages import Message
 from .dask_comms import (
     ALIVE,
     ALIVE_SECONDS,
@@ -35,6 +35,7 @@ from .dask_comms import (
     security,
 )
 from .tls_keys import require_safe_address
+from .wire import from_wire, to_wire
 
 log = logging.getLogger("mlx_bulk")
 

@@ -10,36 +10,33 @@ import logging
 import pickle
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import cast
 
 from ...configs.rollout import RolloutConfig
-from ..checks.row_limits import LackOfRoom
 from ..cluster.description import RunDescription
-from ..cluster.messages import Begun, Figures, FromWorker, Lease, LeaseDone, PolicyLoaded, PolicyRefused, Ready
+from ..cluster.messages import Begun, Figures, FromWorker, Lease, LeaseDone, NoRoom, PolicyLoaded, PolicyRefused, Ready
 from ..cluster.roster import COUNTS
-from ..core.errors import UNFIT, RowError
+from ..core.errors import OutOfRoom
 from ..core.host_process import HostProcess
 from ..core.requests import AnyRequest, BadRow, Row
-from ..core.shard_layout import Place
 from ..engine.interface import EngineInterface
-from ..models.device_memory import peak_bytes, shortage_as_error
+from ..models.device_memory import clear_spare_memory, peak_bytes, shortage_as_error
 from ..models.model_pool import ModelPool
 from ..pipeline.io_threads import IOThreads, SessionInput, SessionRules
 from ..pipeline.job import Kind
-from ..pipeline.loading import LoadedModels, rater_of
-from ..pipeline.systematic_failure import RowCheck
-from ..policies.policy_engine import full_weights_fit, policy_engine_of
+from ..pipeline.loading import LoadedModels
+from ..policies.policy_engine import full_weights_fit
 from ..policies.policy_store import PolicyStore
 from ..ranks.lockstep import SharedInput
-from ..store.recovery import Recovered
-from ..store.shard_ledger import ledger_of
 from .lease_sink import LeaseSink
 from .loaded_run import loaded_run
 from .parcel_shelf import ParcelShelf
+from .recorded_places import RecordedPlaces
+from .room_check import RoomCheck
 from .sent_policies import PolicyNotLoaded, SentPolicies
 
 log = logging.getLogger("mlx_bulk")
@@ -48,6 +45,7 @@ FIGURES_SECONDS = 2.0  # between two messages with the engine's counts; what is 
 EARLY_SECONDS, EARLY_RECORDS = 0.5, 32  # so many are sent sooner: what is not sent is done again when the engine dies
 _POLL_SECONDS = 0.1
 _CURE = "lower batch.memory, batch.rows or batch.tokens"
+_SHORTAGES = 3  # in turn, without a finished lease between: then the rows are not to blame
 
 
 class LeaseSession:
@@ -77,20 +75,15 @@ class LeaseSession:
         self._ranks, halved = pool.ranks, pool.ranks.share(self._orders.batch_halvings)
         loaded = loaded_run(described, kinds, pool, scratch, halved, shelf, given_up)
         config, spec, models = loaded.config, loaded.spec, loaded.models
+        self._loaded, self._scratch = loaded, scratch
         self._config, self._spec = config, spec
-        self._static, self._check = models.setup.static, _reporting_lack(models.row_check())
+        self._static, self._room = models.setup.static, RoomCheck(models.row_check(), described.layout)
         self._policies = self._policies_of(models, shelf)
-        self._engine: EngineInterface
-        if self._policies is None or not isinstance(config, RolloutConfig):
-            self._engine = loaded.engine(scratch, described.layout)
-        else:
-            rater, setups = rater_of(models, spec.job), (models.setup, models.reference)
-            names, numbers = self._policies.name_of, self._policy_number
-            self._engine = policy_engine_of(self._policies, spec.job.engine, *setups, config, described.layout, rater, names, numbers)
-        self._engine.progress.note_in_flight = process.supervisor.note_in_flight
+        self._engine = self._new_engine()
+        self._at: int | None = None  # the shard whose rows were given to the engine last
+        self._shortages = 0  # in turn
         self._sink = LeaseSink(described.run, spec.job.schema, described.layout, self._tell_of_leases)
-        self._recorded = Recovered(frozenset(), {}, {}, {}, {}, 0, 0, 0)
-        self._places: dict[int, dict[int, list[Place]]] = {}  # what is recorded, by shard and position
+        self._recorded = RecordedPlaces(described.layout)
         self._next: Lease | None = None  # it runs alone, and waits for the leases before it
         self._refused: dict[str, str] = {}  # policies that cannot be loaded here, with the reason
         self.ready = Ready(described.run, json.dumps({**models.about, "halved": halved}, default=str), models.setup.limits.longest)
@@ -119,9 +112,9 @@ class LeaseSession:
         figures = threading.Thread(target=self._tell_figures, args=(ended,), name="figures", daemon=True)
         figures.start()
         try:
-            with shortage_as_error(_CURE):
-                while self._ranks.wait_for(self._has_lease) and self._next is not None:
-                    first, self._next = self._next, None
+            while self._ranks.wait_for(self._has_lease) and self._next is not None:
+                first, self._next = self._next, None
+                with shortage_as_error(_CURE):
                     self._run_leases(first)
         except Exception:
             if not self._ranks.lost:  # the others wait for the next lease
@@ -134,6 +127,11 @@ class LeaseSession:
             if not self._ranks.lost:  # else another rank may have died of the rows in the model
                 process.supervisor.note_in_flight(())
 
+    def _new_engine(self) -> EngineInterface:
+        engine = self._loaded.engine(self._scratch, self._described.layout, self._policies)
+        engine.progress.note_in_flight = self._process.supervisor.note_in_flight
+        return engine
+
     def _policies_of(self, models: LoadedModels, shelf: ParcelShelf) -> SentPolicies | None:
         """Returns the policies that the driver names in leases; None for a run with one policy, or none."""
         config, adapters = self._config, models.setup.adapters
@@ -142,10 +140,6 @@ class LeaseSession:
         store = PolicyStore(shelf.root, adapters.weights())
         loaded = lambda name: self._tell(PolicyLoaded(self.run_name, name))  # noqa: E731
         return SentPolicies(adapters, store, full_weights_fit(models.setup), shelf, loaded, self._stopped)
-
-    def _policy_number(self, position: int) -> int:
-        assert self._policies is not None, "the run has policies that change"
-        return self._policies.number_of(self._described.layout.shard_of(position))
 
     def _stopped(self) -> bool:
         return self.stopping.is_set() or self._process.stopped()
@@ -159,9 +153,9 @@ class LeaseSession:
     def _run_leases(self, first: Lease) -> None:
         """Runs ``first`` and all that follow it, up to one that runs alone; a first one that runs alone is not followed by any."""
         done = threading.Event()  # the engine takes no more windows
-        session = SessionInput(self._spec.job, self._windows(first, done), self._described.layout, self._recorded)
+        session = SessionInput(self._spec.job, self._windows(first, done), self._described.layout, self._recorded.recovered)
         rules = SessionRules(
-            check=self._check,
+            check=self._room,
             stopped=self._stopped,
             whole_shards=self._static,
             fail_fast=self._config.on_error == "fail",
@@ -169,14 +163,22 @@ class LeaseSession:
         )
         threads = IOThreads(session, rules, self._sink, self._engine.newest_version)
         refusal: PolicyNotLoaded | None = None
+        shortage: str | None = None
         try:
             tokens = self._sink.tokens
-            shared = SharedInput(self._ranks, lambda wait: tokens.note_window(threads.next_window(wait)), threads.stopped)
-            for outcome in self._engine.run(shared.next_window, shared.stopped):
-                tokens.note_outcome(outcome)
-                threads.put(outcome)
+            shared = SharedInput(self._ranks, lambda wait: tokens.note_window(self._held(threads.next_window(wait))), threads.stopped)
+            with shortage_as_error(_CURE):
+                for outcome in self._engine.run(shared.next_window, shared.stopped):
+                    tokens.note_outcome(outcome)
+                    threads.put(outcome)
         except PolicyNotLoaded as error:  # nothing was in flight
             refusal = error
+        except OutOfRoom as error:
+            self._shortages += 1
+            if not self._static or self._ranks.several or self._shortages >= _SHORTAGES:
+                threads.abandon()
+                raise
+            shortage = str(error)
         except BaseException:
             threads.abandon()
             self._ranks.lost = self._ranks.several
@@ -186,16 +188,47 @@ class LeaseSession:
             threads.close()
         if refusal is not None:
             self._refuse(refusal)
+        elif self._static and not self._stopped():
+            self._give_up_shards(shortage)
+
+    def _held(self, window: list[AnyRequest] | None) -> list[AnyRequest] | None:
+        """Returns the window that the engine gets next; None, as after the last one, where memory here does not hold it."""
+        if window:
+            shard = self._described.layout.shard_of(window[0].row)
+            if self._room.why(shard) is not None:
+                return None
+            self._at = shard
+        return window
 
     def _refuse(self, refusal: PolicyNotLoaded) -> None:
-        """Gives up the leases of a policy that cannot be loaded here. Others that were read ahead are run again."""
+        """Gives up the leases of a policy that cannot be loaded here."""
         self._refused[refusal.name] = refusal.reason
-        for lease in list(self._open.values()):
+        self._drop_open(lambda lease: lease.policy == refusal.name)
+        self._tell(PolicyRefused(self.run_name, refusal.name, refusal.reason))
+
+    def _give_up_shards(self, shortage: str | None) -> None:
+        """Gives up the shards that memory does not hold, and goes on with others. shortage: what the engine ended with, if it did."""
+        if shortage is not None:
+            if self._at is not None:
+                self._room.note(self._at, shortage)
+            self._engine = self._new_engine()  # the old one is somewhere within a step
+            self._process.supervisor.note_in_flight(())
+            clear_spare_memory()
+            self._tell(self.figures())
+        for lease in self._drop_open(lambda lease: self._room.why(lease.shard) is not None):
+            log.info("no room for shard %d: %s", lease.shard, self._room.why(lease.shard))  # the driver warns of it
+            self._tell(NoRoom(self.run_name, lease.lease, self._room.why(lease.shard) or ""))
+            self._room.forget(lease.shard)
+
+    def _drop_open(self, gone: Callable[[Lease], bool]) -> list[Lease]:
+        """Forgets all open leases. Returns those that are ``gone``; the others, which were read ahead, are run again."""
+        given_up = [lease for lease in self._open.values() if gone(lease)]
+        for lease in self._open.values():
             self._sink.forget(lease.lease)
-            if lease.policy != refusal.name:
+            if not gone(lease):
                 self._again.append(lease)
         self._open.clear()
-        self._tell(PolicyRefused(self.run_name, refusal.name, refusal.reason))
+        return given_up
 
     def _windows(self, lease: Lease, done: threading.Event) -> Iterator[list[Row | BadRow]]:
         """Yields the rows of one lease after another. Runs in the reading thread."""
@@ -229,27 +262,13 @@ class LeaseSession:
     def _opened(self, lease: Lease) -> list[Row | BadRow]:
         """Returns the rows of a lease, and notes what of them is recorded."""
         rows = cast("list[Row | BadRow]", pickle.loads(lease.rows))
-        self._note_recorded(lease, [row.position for row in rows])
+        self._recorded.note(lease, [row.position for row in rows])
         if self._policies is not None and lease.policy is not None:
             self._policies.assign(lease.shard, lease.policy)
         self._open[lease.lease] = lease
         self._sink.expect(lease.lease, lease.shard, [row.position for row in rows], lease.recorded)
         self._tell(Begun(self.run_name, lease.lease))
         return rows
-
-    def _note_recorded(self, lease: Lease, positions: Sequence[int]) -> None:
-        """Notes what is recorded of the lease's rows, in place of what earlier leases told: errors may be done again since."""
-        layout, places = self._described.layout, self._places.setdefault(lease.shard, {})
-        for position in positions:
-            places.pop(position, None)
-        for place in lease.recorded:
-            places.setdefault(place[0], []).append(place)
-        told = [place for each in places.values() for place in each]
-        if told:
-            self._recorded.done[lease.shard] = ledger_of(layout.rows_of(lease.shard), layout, told)
-        else:
-            self._recorded.done.pop(lease.shard, None)
-            del self._places[lease.shard]
 
     def _tell_figures(self, ended: threading.Event) -> None:
         told = monotonic()
@@ -265,6 +284,7 @@ class LeaseSession:
         """Sends the counts before the end of a lease, as the run may be over with it."""
         if isinstance(message, LeaseDone):
             self._open.pop(message.lease, None)
+            self._shortages = 0
             self._tell(self.figures())
         self._tell(message)
 
@@ -273,15 +293,3 @@ class LeaseSession:
         progress = self._engine.progress
         counts = {name: getattr(progress, name) for name in COUNTS}
         return Figures(self.run_name, {**counts, "peak_memory_bytes": peak_bytes()}, progress.activity.now)
-
-
-def _reporting_lack(check: RowCheck) -> RowCheck:
-    """Returns a check that raises RowError for a row which another worker may have room for."""
-
-    def checked(request: AnyRequest) -> str | None:
-        problem = check(request)
-        if isinstance(problem, LackOfRoom):
-            raise RowError(UNFIT, problem)
-        return problem
-
-    return checked

@@ -18,13 +18,14 @@ from ..pipeline.job import Kind
 from ..pipeline.loading import LoadedModels, load_models, rater_of
 from ..pipeline.model_work import batch_of
 from ..pipeline.run_spec import RunSpec
-from ..policies.policy_engine import sampling_engine
+from ..policies.policy_engine import policy_engine_of, sampling_engine
 from ..ranks.joined_group import require_alike
 from ..ranks.model_split import TENSOR
 from ..ranks.ranks import Ranks
 from ..store.paths import RunPaths
 from .local_config import LocalConfig, local_config
 from .parcel_shelf import ParcelShelf
+from .sent_policies import SentPolicies
 
 
 class DifferentResults(Exception):
@@ -43,10 +44,13 @@ class LoadedRun:
     spec: RunSpec
     models: LoadedModels
 
-    def engine(self, scratch: Path, layout: Layout) -> EngineInterface:
-        """Returns what does the run's rows here; its policy does not change. scratch: stands for the run directory."""
+    def engine(self, scratch: Path, layout: Layout, policies: SentPolicies | None = None) -> EngineInterface:
+        """Returns what does the run's rows here. scratch: stands for the run directory. policies: None where the policy does not change."""
         models, spec = self.models, self.spec
         rater, setups = rater_of(models, spec.job), (models.setup, models.reference)
+        if policies is not None and isinstance(self.config, RolloutConfig):
+            number = lambda position: policies.number_of(layout.shard_of(position))  # noqa: E731
+            return policy_engine_of(policies, spec.job.engine, *setups, self.config, layout, rater, policies.name_of, number)
         return sampling_engine(spec.job.engine, *setups, self.config, spec.checkpoint, RunPaths(scratch), layout, rater)
 
 

@@ -10,15 +10,14 @@ import pyarrow as pa
 import pytest
 from mlx_bulk.configs.cluster import ClusterConfig
 from mlx_bulk.runner.cluster.fleet_work import ClusterWork
-from mlx_bulk.runner.cluster.messages import Begun, Frame, Frames, FromWorker, Lease, LeaseDone, Ready, RunFailed, StopRun
+from mlx_bulk.runner.cluster.messages import Begun, Frame, Frames, FromWorker, Lease, LeaseDone, RunFailed, StopRun
 from mlx_bulk.runner.cluster.roster import NoWorkers
-from mlx_bulk.runner.core.errors import UNFIT, DataError, ModelError, RowError
+from mlx_bulk.runner.core.errors import ModelError
 from mlx_bulk.runner.models.model_pool import ModelPool
 from mlx_bulk.runner.pipeline.model_work import ModelWork
 from mlx_bulk.runner.runs.run_dir import Start
 from mlx_bulk.runner.store import journal
 from mlx_bulk.runner.store.results import read_results
-from mlx_bulk.runner.worker import lease_session
 
 from ..jobs.support.bench import Bench, Record, table_of
 from ..jobs.support.cluster_runs import SETTINGS, engine, records, run
@@ -187,62 +186,3 @@ def test_a_worker_whose_records_are_damaged_is_told_why_it_is_not_used(bench: Be
     fleet.end(True)
     assert over.complete
     assert told_why(fleet) == [("worker-1", "it sent damaged records 3 times")]
-
-
-LONG: list[Record] = [*ROWS[:3], {"q": "word " * 40}, *ROWS[4:]]
-SMALL, LARGE = 30, 1000  # tokens of the longest row that a worker has room for
-
-
-class Unlike:
-    """Workers with unlike memory: worker-N has room for rows of ``rooms[N - 1]`` tokens."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *rooms: int):
-        def lacking_room(check: Any) -> Any:
-            room = rooms[int(threading.current_thread().name.removeprefix("worker-")) - 1]
-
-            def checked(request: Any) -> str | None:
-                if request.reach > room:
-                    raise RowError(UNFIT, f"{request.reach} tokens, and room for {room}")
-                return check(request)
-
-            return checked
-
-        monkeypatch.setattr(lease_session, "_reporting_lack", lacking_room)
-        self._rooms, self._speaks = rooms, threading.local()
-        self.fleet = ThreadFleet(engine, len(rooms), self._watch, self._spoil)
-
-    def _watch(self, worker: str, message: FromWorker) -> bool:
-        self._speaks.worker = int(worker.removeprefix("worker-"))
-        return True
-
-    def _spoil(self, message: FromWorker) -> FromWorker:
-        return replace(message, longest=self._rooms[self._speaks.worker - 1]) if isinstance(message, Ready) else message
-
-
-def test_a_row_too_long_for_a_small_worker_is_done_by_a_large_one(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    run(bench, ModelWork(ModelPool()), "plain", rows=LONG)
-    unlike = Unlike(monkeypatch, SMALL, LARGE)
-    settings = ClusterConfig(**SETTINGS, min_workers=2)
-    over = run(bench, ClusterWork(lambda: unlike.fleet, settings), "cluster", rows=LONG, on_error="fail")
-    unlike.fleet.end(True)
-    assert (over.complete, over.errors) == (True, 0)
-    assert records(bench, "cluster") == records(bench, "plain")
-
-
-def test_a_row_too_long_for_the_largest_worker_is_set_aside(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    unlike = Unlike(monkeypatch, SMALL, SMALL + 5)
-    settings = ClusterConfig(**SETTINGS, min_workers=2)
-    over = run(bench, ClusterWork(lambda: unlike.fleet, settings), "cluster", rows=LONG)
-    unlike.fleet.end(True)
-    assert (over.complete, over.records, over.errors) == (True, 15, 1)
-    (failure,) = table_of(bench.root / "cluster/errors").to_pylist()
-    assert (failure["row"], failure["stage"], failure["error"]) == (3, "too_long", "RowError")
-    assert failure["message"].partition(" (/")[0] == "49 tokens, and room for 35 (on the worker with the most room; 2 have joined)"
-    assert failure["message"].count("line 4") == 1
-
-
-def test_a_row_too_long_for_all_ends_a_run_that_may_not_fail(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    unlike = Unlike(monkeypatch, SMALL)
-    with pytest.raises(DataError, match=r"on_error: fail, and row 3 failed at too_long: 49 tokens, and room for 30 \("):
-        run(bench, ClusterWork(lambda: unlike.fleet, ClusterConfig(workers=1)), "cluster", rows=LONG, on_error="fail")
-    unlike.fleet.end(True)

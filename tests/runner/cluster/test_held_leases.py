@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from mlx_bulk.runner.cluster.held_leases import HeldLeases
-from mlx_bulk.runner.cluster.messages import Ack, Begun, Frame, Frames, Lease, LeaseDone, Place
+from mlx_bulk.runner.cluster.messages import Ack, Begun, Frame, Frames, Lease, LeaseDone, NoRoom, Place
 from mlx_bulk.runner.core.host_process import Orders
 from mlx_bulk.runner.core.requests import BadRow, Row
 from mlx_bulk.runner.store.shard_ledger import WHOLE
@@ -206,3 +206,12 @@ def test_rows_that_come_again_under_another_policy_do_not_wait_for_a_lease_that_
     assert (given.lease, positions_of(given)) == ("d-2", [1, 2])
     held.drop_policy("3-aa")
     assert held.relay(LeaseDone(RUN, "d-2")) == [LeaseDone(RUN, "d-2")]
+
+
+def test_a_lease_without_room_is_given_up_with_those_whose_rows_were_done_with_it():
+    """The driver took this worker for gone, and gave it a shard that it has."""
+    held = holding(lease("d-1", [1, 2]), lease("d-3", [5, 6], shard=1))
+    assert held.take(lease("d-2", [1, 2])) is None
+    assert held.give_up(NoRoom(RUN, "d-1", "small")) == [NoRoom(RUN, "d-1", "small"), NoRoom(RUN, "d-2", "small")]
+    assert held.unfinished == {"d-3": [5, 6]}
+    assert held.give_up(NoRoom(RUN, "d-1", "small")) == []

@@ -72,3 +72,18 @@ def test_rows_wait_for_the_worker_with_the_most_room_as_long_as_it_may_come_back
     assert waits.suits("b", rows, ["a", "b"])
     waits.workers["b"].refused = "another version"
     assert waits.longest(11.0) == 100
+
+
+def test_a_shard_goes_to_workers_that_have_not_said_that_it_is_too_large():
+    waits = roster("a", workers=2, wait=5.0)
+    waits.join(Joined("b", Hello("b", "other", {})))
+    for worker in waits.workers.values():
+        worker.longest = 10
+    rows = RowSet(0, [], no_room={"host": "it is small"})
+    assert [waits.suits(name, rows, ["a", "b"]) for name in ("a", "b")] == [False, True]
+    died = RowSet(0, [], no_room={"host": "it is small"}, died=("other",))
+    assert waits.suits("b", died, ["a", "b"])  # the only one that can
+    assert waits.may_hold(rows, 0.0)
+    waits.workers["b"].left = 0.0
+    assert (waits.may_hold(rows, 4.0), waits.may_hold(rows, 5.0)) == (True, False)  # it may come back
+    assert not waits.may_hold(RowSet(0, [], no_room={"host": "", "other": ""}), 0.0)

@@ -14,10 +14,11 @@ import psutil
 import pytest
 from mlx_bulk.configs.errors import ConfigError
 from mlx_bulk.runner.cluster.interface import Event, Joined, Left, Told
-from mlx_bulk.runner.cluster.messages import Ack, Dismiss, Lease, LeaseDone, to_wire
+from mlx_bulk.runner.cluster.messages import Ack, Dismiss, Lease, LeaseDone
 from mlx_bulk.runner.network import dask_fleet
 from mlx_bulk.runner.network.dask_fleet import DaskFleet
 from mlx_bulk.runner.network.dask_link import DriverLink
+from mlx_bulk.runner.network.wire import to_wire
 
 from .dask_ends import PATIENCE, fleet, frames, hello, link, next_event
 

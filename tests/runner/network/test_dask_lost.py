@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from mlx_bulk.runner.cluster.interface import Joined, Left
-from mlx_bulk.runner.cluster.messages import to_wire
 from mlx_bulk.runner.network import dask_fleet, dask_link
+from mlx_bulk.runner.network.wire import to_wire
 
 from .dask_ends import HANDSHAKE, PATIENCE, REGISTER, connection, fleet, hello, link, next_event, packed
 

@@ -15,11 +15,12 @@ from distributed.comm.core import connect
 from distributed.protocol.core import dumps, loads
 from distributed.protocol.serialize import Serialize, Serialized, ToPickle
 from mlx_bulk.runner.cluster.interface import Event, Joined, Left, Told
-from mlx_bulk.runner.cluster.messages import Ack, LeaseDone, to_wire
+from mlx_bulk.runner.cluster.messages import Ack, LeaseDone
 from mlx_bulk.runner.network import dask_fleet
 from mlx_bulk.runner.network.dask_comms import dask_settings
 from mlx_bulk.runner.network.dask_fleet import DaskFleet
 from mlx_bulk.runner.network.dask_link import DriverLink
+from mlx_bulk.runner.network.wire import to_wire
 
 from .dask_ends import HANDSHAKE, PATIENCE, REGISTER, connection, fleet, frames, hello, link, next_event, packed
 

@@ -7,7 +7,8 @@ from time import monotonic
 from typing import Any
 
 from mlx_bulk.runner.cluster.interface import Event, Joined, Left, Told
-from mlx_bulk.runner.cluster.messages import Frames, FromWorker, Hello, Message, ToWorker, from_wire, to_wire
+from mlx_bulk.runner.cluster.messages import Frames, FromWorker, Hello, Message, ToWorker
+from mlx_bulk.runner.network.wire import from_wire, to_wire
 
 Serve = Callable[["PipeEnd"], None]
 

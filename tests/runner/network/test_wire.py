@@ -12,9 +12,8 @@ from mlx_bulk.runner.cluster.messages import (
     Piece,
     PolicyRefused,
     RunFailed,
-    from_wire,
-    to_wire,
 )
+from mlx_bulk.runner.network.wire import from_wire, to_wire
 
 
 def plain(value: object) -> object:
