@@ -1,8 +1,8 @@
 """Generates completions by continuous batching: rows enter the batch, decode together, and leave. Knows no text and no files.
 
 Each turn prefills a part of a group, which joins once it is whole, then takes one decode step for all rows (decode_batch.py). So a long
-prompt does not keep the others waiting. When memory runs out, rows start again from their prompts in smaller batches. Their random
-streams start again too, so they draw the same tokens.
+prompt does not keep the others waiting. When memory runs out, rows start again from their prompts in smaller batches, or in deterministic
+mode in the same batch. Their random streams start again too, so they draw the same tokens.
 
     batch   . . a b c d|x     one step: the newest token of each row goes in, the next comes out
             e f g h i j|x     a finished row leaves, its outcome goes out
@@ -26,6 +26,7 @@ from ..scheduler.admission import joining_rows, may_join
 from ..scheduler.limits import Limits
 from ..scheduler.request_queue import RequestQueue
 from .decode_batch import DecodeBatch
+from .fixed_batch import FixedBatch
 from .interface import FixedWeights
 from .oom_backoff import MemoryBackoff
 from .prefill import ByCalls, Prefilled, Resumable, prefill_by_calls
@@ -51,11 +52,12 @@ class Engine(FixedWeights):
 
     def __init__(self, setup: Setup, eos: frozenset[int], stopper: Callable[[Sampling], Stopper]):
         self.progress = Progress()
-        self._setup, self._stopper, self._room = setup, stopper, MemoryBackoff(setup.limits, setup.static, setup.ranks)
+        self._setup, self._stopper, self._room = setup, stopper, MemoryBackoff(setup.limits, setup.ranks)
         self._batch = DecodeBatch(setup, eos, self.progress)
         self._prefixes = PrefixKV()
         self._entering: _Entering | None = None
         self._parked: Prefilled | None = None  # a prefilled group with samples that have no slot yet
+        self._fixed: FixedBatch | None = None  # in deterministic mode: the batch under way
         self._counted: set[tuple[int, int]] = set()  # samples that start again, whose prompt is counted already
 
     def run(self, next_window: Callable[[bool], list[Request] | None], stopped: Callable[[], bool] = lambda: False) -> Iterator[Outcome]:
@@ -70,6 +72,8 @@ class Engine(FixedWeights):
                     raise
                 why = first_line(error)
             outcomes = self._batch.take_outcomes()  # also of the rows that ended before memory ran out
+            if self._fixed is not None:
+                outcomes = self._fixed.new(outcomes)
             if outcomes:
                 self._room.done()
             if why:  # the error is gone, and with its traceback the arrays that it held
@@ -120,9 +124,13 @@ class Engine(FixedWeights):
         """Takes a group from the queue; None where no row waits that fits. Its KV bytes count from now on."""
         if not self._batch.busy:
             self.progress.doing("waiting for input")
-        requests = queue.take(self._setup.group_limits, self._batch.load)
-        if not requests:
-            return None
+        if self._fixed is not None and self._fixed.repeats:
+            requests, self._fixed.repeats = self._fixed.requests, False
+        else:
+            requests = queue.take(self._setup.group_limits, self._batch.load)
+            if not requests:
+                return None
+            self._fixed = FixedBatch(requests, (self.progress.prompt, self.progress.generated)) if self._setup.static else None
         self.progress.note_in_flight({r.row for r in requests} | self._batch.rows_under_way)
         setup = self._setup.beside_decoding if len(self._batch) else self._setup
         return _Entering(requests, Resumable(self._prefill(setup, requests, queue)))
@@ -182,6 +190,9 @@ class Engine(FixedWeights):
 
         A failed prefill costs its own group. Any other failure costs the whole batch, whose caches may be half changed.
         """
+        if self._fixed is not None:
+            self._repeat(self._fixed, why)
+            return []
         doing, load, decoding = self.progress.activity.now, self._batch.load, self._batch.rows_computed
         failed = self._entering if self._entering is not None and self._entering.at_work else None
         prefilling, generated = failed is not None, self._batch.longest_completion
@@ -207,6 +218,18 @@ class Engine(FixedWeights):
             lost = [request.without(set(request.samples) - {index}) for request in lost for index in request.samples]
         queue.put_back(lost, unshared)
         return []
+
+    def _repeat(self, batch: FixedBatch, why: str) -> None:
+        """Lets the batch under way be computed again, as deterministic mode fixes it. Raises OutOfRoom at its second time."""
+        doing = self.progress.activity.now
+        self._batch.empty()
+        self._parked = self._entering = None
+        if batch.done:  # one step ahead, a step may be under way whose rows have all ended
+            self._room.free(doing, why, "all rows of this step had ended, and none is lost")
+            return
+        self._room.repeat(batch.samples, doing, why)
+        self.progress.prompt, self.progress.generated = batch.counts
+        batch.repeats = True
 
     def _emptied(self) -> list[Request]:
         """Empties the batch and the group that is parked or enters; returns requests for all their samples that are not done."""

@@ -6,7 +6,8 @@ sibling segments goes through the model together, on top of their parent's cache
     parent   a b c d      children   a b c d|x .        each row has a copy of the parent's caches; where the CPU kernel computes all
                                      a b c d|y z        layers and the children are leaves, all rows read the parent's one copy
 
-When memory runs out, the unfinished rows of a window are planned again, in smaller batches.
+When memory runs out, the unfinished rows of a window are planned again, in smaller batches; in deterministic mode in batches of the same
+shapes.
 """
 
 from collections.abc import Callable, Iterator
@@ -53,6 +54,12 @@ class _Window:
         self.rows, self.batch = [row for row in self.rows if not row.done], []
         return bool(self.rows)
 
+    @property
+    def parts(self) -> set[tuple[int, int]]:
+        """Returns what the batch scores: input rows and the passages of each."""
+        owners = (owner for segment in self.batch for part in segment.reads for owner in part.owners)
+        return {(self.rows[row].request.row, passage) for row, passage in owners}
+
 
 class Scorer(FixedWeights):
     """Scores requests with one model, and compares it with a ``reference`` model where there is one.
@@ -67,7 +74,7 @@ class Scorer(FixedWeights):
         self._right_padded = all(model.features.right_padded for model in self._models)
         self._shared = not setup.static and self._right_padded and all(model.features.shared_passages for model in self._models)
         limits = scoring_limits(setup.limits, self._right_padded)
-        self._room = MemoryBackoff(limits, setup.static, setup.ranks)
+        self._room = MemoryBackoff(limits, setup.ranks)
 
     def run(
         self, next_window: Callable[[bool], list[ScoreRequest] | None], stopped: Callable[[], bool] = lambda: False
@@ -104,7 +111,9 @@ class Scorer(FixedWeights):
         """
         batch, doing = window.batch, self.progress.activity.now
         first, too_large = batch[0], set[int]()
-        if len(batch) > 1:
+        if self._static:
+            self._room.repeat(window.parts, doing, why)
+        elif len(batch) > 1:
             self._room.halve(len(batch), max(segment.longest for segment in batch), doing, why)
         elif first.start or first.children:
             window.shared = False
@@ -206,9 +215,7 @@ class Scorer(FixedWeights):
         """Runs a batch through the models on top of ``caches``, call by call; yields outcomes of the requests that it completes."""
         tokens = padded_tokens(batch)
         rows, width = tokens.shape
-        self.progress.note_in_flight(
-            {window.rows[row].request.row for segment in batch for part in segment.reads for row, _ in part.owners}
-        )
+        self.progress.note_in_flight({row for row, _ in window.parts})
         self.progress.doing(f"scoring {rows} rows of up to {max(len(segment.ids) for segment in batch)} tokens")
         at = 0
         while at < width and not window.stopped():

@@ -1,7 +1,8 @@
 """Vectors of texts: requests in, one vector an input out. Knows no text, no files and no job.
 
 The inputs of a window are sorted by length in portions, and neighbours go through the model together, padded on the right. When memory
-runs out, the inputs of a window that are not done are planned again, in smaller batches.
+runs out, the inputs of a window that are not done are planned again, in smaller batches; in deterministic mode in batches of the same
+shapes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -44,6 +45,10 @@ class _Window:
     stopped: Callable[[], bool]
     batch: PoolBatch | None = None
 
+    def parts(self, batch: PoolBatch) -> set[tuple[int, int]]:
+        """Returns what a batch computes: input rows and the texts of each."""
+        return {(self.rows[row].request.row, place) for each in batch.inputs for row, place in each.owners}
+
 
 class Pooler(FixedWeights):
     """Computes the vectors of requests with one pooling model."""
@@ -51,7 +56,7 @@ class Pooler(FixedWeights):
     def __init__(self, setup: Setup):
         self.progress = Progress()
         self._setup = setup
-        self._room = MemoryBackoff(setup.limits, setup.static)
+        self._room = MemoryBackoff(setup.limits)
 
     def run(
         self, next_window: Callable[[bool], list[PoolRequest] | None], stopped: Callable[[], bool] = lambda: False
@@ -88,7 +93,7 @@ class Pooler(FixedWeights):
             yield from self._restart(window, why)  # the error is gone, and with its traceback the arrays that it held
 
     def _pool_batch(self, window: _Window, batch: PoolBatch) -> Iterator[Outcome]:
-        self.progress.note_in_flight({window.rows[row].request.row for each in batch.inputs for row, _ in each.owners})
+        self.progress.note_in_flight({row for row, _ in window.parts(batch)})
         self.progress.doing(f"computing {len(batch.inputs)} texts of up to {max(map(len, batch.inputs))} tokens")
         vectors = self._vectors(batch)
         self.progress.prefilled += batch.tokens
@@ -142,7 +147,9 @@ class Pooler(FixedWeights):
         """Makes batches smaller. A text that did not fit alone costs the rows that need it; the window's other texts go on."""
         batch, doing = window.batch, self.progress.activity.now
         assert batch is not None
-        if batch.rows > 1:
+        if self._setup.static:
+            self._room.repeat(window.parts(batch), doing, why)
+        elif batch.rows > 1:
             self._room.halve(batch.rows, batch.width, doing, why)
         else:
             yield from self._give_up(window, batch.inputs[0], doing, why)

@@ -8,6 +8,7 @@ from mlx_bulk.runner.checks import engine_setup
 from mlx_bulk.runner.core.outcomes import Failure, Outcome
 from mlx_bulk.runner.core.requests import Request
 from mlx_bulk.runner.engine import engine
+from mlx_bulk.runner.engine.decode_batch import DecodeBatch
 from mlx_bulk.runner.engine.prefill import ByCalls, Prefilled, prefill_by_calls
 from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.files.file_stamp import sha256
@@ -56,6 +57,26 @@ def test_deterministic_batches_cannot_shrink(bench: Bench):
 
 def parts(done: Done) -> dict[str, str]:
     return {file.name: sha256(file) for file in done.output.glob("results/part-*.arrow")}
+
+
+def test_a_deterministic_batch_that_fits_the_second_time_has_the_same_bytes(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    """Memory runs out in the middle of the second batch."""
+    frozen: dict[str, Any] = {"batch": {"deterministic": True, "rows": 4}, "sampling": {"n": 2, "temperature": 1, "max_tokens": 6}}
+    steps, step = [0], DecodeBatch.step
+
+    def failing(self: DecodeBatch, setup: Setup) -> None:
+        steps[0] += 1
+        if steps[0] == 10:
+            raise RuntimeError(MESSAGE)
+        step(self, setup)
+
+    whole = parts(bench.run(rows=ROWS, **frozen))
+    with monkeypatch.context() as patch:
+        patch.setattr(DecodeBatch, "step", failing)
+        done = bench.run("--overwrite", rows=ROWS, **frozen)
+    assert (done.code, parts(done)) == (0, whole)
+    assert len(done.records) == 2 * len(ROWS)
+    assert "batch.deterministic keeps the batch as it is, which is tried once more" in done.stderr
 
 
 def test_deterministic_batches_do_not_depend_on_the_memory_of_the_machine_that_continues(bench: Bench, monkeypatch: pytest.MonkeyPatch):

@@ -209,19 +209,19 @@ def test_another_error_is_not_taken_for_a_shortage():
 
 
 def test_limits_are_halves_of_what_did_not_fit():
-    room = MemoryBackoff(Limits(rows=32, tokens=4096, kv_bytes=1e12, token_bytes=10.0, row_bytes=0.0), static=False)
+    room = MemoryBackoff(Limits(rows=32, tokens=4096, kv_bytes=1e12, token_bytes=10.0, row_bytes=0.0))
     room.halve(9, 100, "decoding", "x")
     assert room.limits == Limits(5, 2048, 4500.0, 10.0, 0.0)
     for _ in range(9):
         room.halve(1, 1000, "decoding", "x")
     assert (room.limits.rows, room.limits.tokens) == (1, LEAST_TOKENS)
-    small = MemoryBackoff(Limits(2, 7, 1e12, 1.0, 1.0), static=False)
+    small = MemoryBackoff(Limits(2, 7, 1e12, 1.0, 1.0))
     small.halve(2, 5, "decoding", "x")
     assert small.limits.tokens == 7  # what was asked for is less than the least
 
 
 def test_smaller_calls_for_one_row_that_never_fits_are_not_kept():
-    room = MemoryBackoff(Limits(4, 256, 1e12, 1.0, 1.0), static=False)
+    room = MemoryBackoff(Limits(4, 256, 1e12, 1.0, 1.0))
     assert [room.halve_calls(5, "prefilling", "x") for _ in range(3)] == [True, True, False]
     assert room.limits.tokens == 256
     assert room.halve_calls(6, "prefilling", "x")

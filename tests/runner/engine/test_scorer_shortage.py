@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -109,3 +110,21 @@ def test_the_next_window_shares_again():
 def test_deterministic_batches_stay_as_they_are():
     with pytest.raises(OutOfRoom, match=r"while scoring 4 rows .*; what was finished is safe. batch.deterministic can not"):
         outcomes_in(lambda rows, width, cached: width > 30, documents(TEXTS), rows=4, static=True)
+
+
+@pytest.mark.parametrize("asked", [documents(TEXTS), ragged_choices()], ids=["documents", "choices"])
+def test_a_deterministic_batch_is_tried_once_more_and_gives_the_same_bits(asked: list[ScoreRequest]):
+    def outcomes(number: int) -> tuple[list[Outcome], Scorer, Tight]:
+        calls = count(1)
+        return outcomes_in(lambda *_: next(calls) == number, asked, rows=4, static=True)
+
+    truth, scorer, whole = outcomes(0)
+    counts = scorer.progress.scored, scorer.progress.prompt
+    for number in (1, 2, len(whole.calls)):
+        found, scorer, short = outcomes(number)
+        assert len(short.refused) == 1
+        assert (scorer.progress.scored, scorer.progress.prompt) == counts
+        for one, other in zip(found, truth, strict=True):
+            assert isinstance(one, Scored)
+            assert isinstance(other, Scored)
+            assert [scores.logprobs.tobytes() for scores in one.scores] == [scores.logprobs.tobytes() for scores in other.scores]

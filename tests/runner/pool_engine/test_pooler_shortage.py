@@ -1,10 +1,11 @@
 """Tests a lack of device memory while vectors are computed: batches shrink, what is done stays, and vectors do not change."""
 
 import logging
+from itertools import count
 
 import pytest
 from mlx_bulk.runner.core.errors import OutOfRoom
-from mlx_bulk.runner.core.outcomes import Failure
+from mlx_bulk.runner.core.outcomes import Failure, Pooled
 from mlx_bulk.runner.core.requests import PoolRequest
 from mlx_bulk.runner.engine.oom_backoff import GIVEN_UP
 
@@ -54,6 +55,20 @@ def test_when_text_after_text_does_not_fit_it_is_not_the_texts():
 def test_deterministic_batches_stay_as_they_are():
     with pytest.raises(OutOfRoom, match=r"while computing 4 texts .*; what was finished is safe. batch.deterministic can not"):
         pool_windows(pooling_setup_of(WordTable(lambda rows, width: width > 15), static=True), one_each(texts_of((16,) * 4)))
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_deterministic_batch_is_tried_once_more(number: int):
+    calls = count(1)
+    whole, pooler = pool_windows(pooling_setup_of(WordTable(), static=True), ASKED)
+    network = WordTable(lambda rows, width: next(calls) == number)
+    found, again = pool_windows(pooling_setup_of(network, static=True), ASKED)
+    assert len(network.refused) == 1
+    assert again.progress.prompt == pooler.progress.prompt
+    for one, other in zip(found, whole, strict=True):
+        assert isinstance(one, Pooled)
+        assert isinstance(other, Pooled)
+        assert (one.row, one.values.tobytes()) == (other.row, other.values.tobytes())
 
 
 def test_another_error_is_not_taken_for_a_shortage():

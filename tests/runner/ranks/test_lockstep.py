@@ -39,7 +39,7 @@ def test_ids_drawn_are_the_first_ranks():
 
 def test_a_rank_without_memory_ends_before_it_decides_anything():
     second: Any = Second()
-    room = MemoryBackoff(LIMITS, static=False, ranks=second)
+    room = MemoryBackoff(LIMITS, ranks=second)
     with pytest.raises(SystemExit, match=r"ended while decoding 8 rows \(no memory\)"):
         room.halve(8, 100, "decoding 8 rows", "no memory")
 
