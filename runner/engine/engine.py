@@ -23,10 +23,10 @@ from ..core.progress import Progress
 from ..core.requests import Request, Sample, Sampling
 from ..layers.kv_cache import fork_caches, select
 from ..scheduler.admission import joining_rows, may_join
+from ..scheduler.fixed_batch import FixedBatch
 from ..scheduler.limits import Limits
 from ..scheduler.request_queue import RequestQueue
 from .decode_batch import DecodeBatch
-from .fixed_batch import FixedBatch
 from .interface import FixedWeights
 from .oom_backoff import MemoryBackoff
 from .prefill import ByCalls, Prefilled, Resumable, prefill_by_calls
