@@ -12,7 +12,7 @@ mlx's stream thread is the device, the main thread the host. Linux says how long
 
 The steps are timed in pieces. The pieces that other work on the machine disturbs least are taken, a quarter of all, and of their figures
 the median. ``disturbed``: the share of their time for which the two threads had no processor; below 0.05 the figures can be trusted.
-The last line is JSON.
+The last lines say whether the figures of decoding ahead keep to their bars; the very last one is JSON.
 """
 
 import argparse
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 WARM = 16  # steps that are not counted
 PROMPT = 24  # tokens
+OVERLAP, HOST_MS, BETWEEN_MS = 1.05, 3.0, 0.3  # bars of the figures, for networks of full size
 
 
 def main() -> None:
@@ -43,6 +44,7 @@ def main() -> None:
     args = parser.parse_args()
     small = args.size == "tiny"
     from about import about, table
+    from bars import Bar, told
     from idle_network import idle_setup, layered_setup
 
     figures: dict[str, dict[str, float]] = {}
@@ -52,7 +54,10 @@ def main() -> None:
         figures[name] |= host(setup, 8 if small else 64, args)
     columns = list(next(iter(figures.values())))
     table({name: [own[column] for column in columns] for name, own in figures.items()}, columns)
-    print(json.dumps({"benchmark": "decode_overlap", "steps": args.steps, **figures, **about()}))
+    ahead = figures["ahead"]
+    bars = [Bar("overlap", ahead["overlap"], OVERLAP, ahead["overlap_disturbed"])]
+    bars += [Bar(name, ahead[name], most, ahead["disturbed"]) for name, most in (("host_ms", HOST_MS), ("between_ms", BETWEEN_MS))]
+    print(json.dumps({"benchmark": "decode_overlap", "size": args.size, "steps": args.steps, **figures, **told(bars), **about()}))
 
 
 def ways(setup: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ The exit code is 1 where outputs disagree or ours fails.
 import argparse
 import json
 import os
+import signal
 import sys
 import time
 from dataclasses import asdict
@@ -37,6 +38,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[], help="Runs stages whose name holds one of these texts, also those in the file.")
     parser.add_argument("--peers", nargs="*", choices=list(MODULES), help="Further peers; by default those that are installed, on CUDA.")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped by SIGTERM"))  # the stage's process must not stay behind on the GPU
     results = performed(args, time.monotonic() + 60 * args.minutes)
     print(markdown(results))
     if wrong := [name for name, stage in results["stages"].items() if failed(stage)]:
@@ -55,6 +57,7 @@ def performed(args: argparse.Namespace, deadline: float) -> dict[str, Any]:
     others = installed(kind) if args.peers is None else tuple(args.peers)
     with StageProcess("tiny" if kind == "cpu" else "gpu") as process:
         results = _begun(args, process)
+        print(found_device(results), flush=True)
         for stage in stages(kind, results["device"]["memory"], sizes, others):
             again = any(text in stage.name for text in args.only)
             if not again and (args.only or stage.name in results["stages"]):
@@ -86,6 +89,15 @@ def _begun(args: argparse.Namespace, process: StageProcess) -> dict[str, Any]:
     results = {**found, **now, "stages": {}}
     _write(args.results, results)
     return results
+
+
+def found_device(results: dict[str, Any]) -> str:
+    """A line on the device, so that a GPU that mlx does not see shows at once."""
+    device, limits = results["device"], results["limits"]
+    if device["kind"] == "cpu":
+        return "no GPU that mlx can use: tiny sizes on the CPU, to try the program; none of its figures means anything"
+    reach = f"{limits['bandwidth_gb_s']:,.0f} GB/s, {limits['tflops_bfloat16']:,.0f} TFLOP/s in bfloat16"
+    return f"{device['name']} ({device['kind']}), {device['memory'] / 1e9:.0f} GB; measured: {reach}"
 
 
 def failed(stage: dict[str, Any]) -> bool:

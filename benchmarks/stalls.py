@@ -12,8 +12,8 @@ settings take turns; figures are the middle of the rounds. ``prefill`` and ``dec
 sum over that without a limit. On the generic path a step may wait for a chunk that was sent before it, so there only the sum means
 anything.
 
-Each path runs in a process of its own: ``cpu`` with our kernels, ``generic`` with mlx's operations, as on Metal and CUDA. The last line
-is JSON.
+Each path runs in a process of its own: ``cpu`` with our kernels, ``generic`` with mlx's operations, as on Metal and CUDA. The last lines
+hold the largest gap of all settings with a limit to its bar, by the clock and by the processor's; the very last one is JSON.
 """
 
 import argparse
@@ -29,6 +29,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+CHUNKS = 2.0  # the bar of a gap
 PATHS = {"cpu": "", "generic": "generic"}  # values of MLX_BULK_CPU
 
 
@@ -55,12 +56,19 @@ def main() -> None:
         command = [sys.executable, *sys.argv, "--path", path]
         figures[path] = json.loads(subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout)
     from about import about, table
+    from bars import Bar, told
 
     columns = ["gap_ms", "chunk_ms", "gap", "busy_gap", "seconds", "prefill", "decode", "slower", "steps"]
     shown = {f"{path}, {name}": [own.get(column) for column in columns] for path, each in figures.items() for name, own in each.items()}
     table(shown, columns)
     sizes = {name: getattr(args, name) for name in ("shape", "length", "count", "new", "rounds")}
-    print(json.dumps({"benchmark": "stalls", **sizes, **figures, **about()}))
+    limited = {path: [found for name, found in each.items() if name != "drained"] for path, each in figures.items()}
+    bars = [
+        Bar(f"{path}, largest {gap} in chunks", max(found[gap] for found in each), CHUNKS)
+        for path, each in limited.items()
+        for gap in ("gap", "busy_gap")
+    ]
+    print(json.dumps({"benchmark": "stalls", **sizes, **figures, **told(bars), **about()}))
 
 
 def measured(args: argparse.Namespace) -> dict[str, dict[str, float]]:

@@ -1,6 +1,7 @@
 """Tests what pip installs: every package and data file of the repository, under names that shadow nobody else's."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -45,6 +46,17 @@ def rooms() -> list[str]:
 
 def package_of(folder: str) -> str:
     return folder if folder == "mlx_bulk" else "mlx_bulk." + folder.replace("/", ".")
+
+
+def test_mlx_has_one_floor_on_every_system() -> None:
+    """macOS takes it without an extra; other packages' own floors may be lower."""
+    asked = [
+        *PROJECT["project"]["dependencies"],
+        *(PROJECT["project"]["optional-dependencies"][name][0] for name in ("cpu", "cuda12", "cuda13")),
+    ]
+    floors = [re.sub(r"^mlx(\[\w+\])?>=", "", line) for line in asked if re.match(r"mlx\W", line) and not line.startswith("mlx-")]
+    assert [floor.partition(";")[2].strip() for floor in floors] == ["platform_system == 'Darwin'", "", "", ""]
+    assert len({floor.partition(";")[0] for floor in floors}) == 1
 
 
 def test_every_folder_is_a_listed_package() -> None:

@@ -60,3 +60,13 @@ def test_the_program_ends_with_its_figures(tmp_path: Path):
     ways = [value for key, value in said.items() if isinstance(value, dict) and key != "versions"]
     assert all({"overlap", "host_ms", "between_ms"} <= way.keys() for way in ways)
     assert ways
+    assert [(bar["name"], bar["most"]) for bar in said["bars"]] == [("overlap", 1.05), ("host_ms", 3.0), ("between_ms", 0.3)]
+    assert [line.split(":")[0] for line in done.stdout.splitlines()[-4:-1]] == ["bar"] * 3
+
+
+def test_a_bar_says_whether_it_is_met_and_whether_the_machine_was_quiet():
+    bar = import_module("bars").Bar
+    assert str(bar("overlap", 1.02, 1.05, 0.01)) == "bar: overlap: at most 1.05, found 1.02: met"
+    busy = "bar: host_ms: at most 3, found 3.5: NOT MET; other work took 40% of the time, so measure again on an idle machine"
+    assert str(bar("host_ms", 3.5, 3.0, 0.4)) == busy
+    assert bar("gap", float("nan"), 2.0).met is False

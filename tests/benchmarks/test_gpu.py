@@ -1,6 +1,7 @@
 """Tests of gpu.py on the CPU: every kind of stage at a tiny size, what it finds and what it says when something fails."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -243,6 +244,32 @@ def test_the_table_says_what_was_found_and_what_failed():
     assert "- Device: A GPU (cuda), 80 GB; machine: a machine." in lines
     assert "- Commit abc, 2026-01-02; mlx 1.2." in lines
     assert all(line.count("|") == lines[0].count("|") for line in lines if line.startswith("|"))
+
+
+def test_the_first_line_names_the_device_or_says_that_there_is_none():
+    found = module("gpu").found_device
+    limits = {"bandwidth_gb_s": 3012.4, "tflops_bfloat16": 701.25}
+    gpu = {"device": {"kind": "cuda", "name": "A GPU", "memory": 80e9}, "limits": limits}
+    assert found(gpu) == "A GPU (cuda), 80 GB; measured: 3,012 GB/s, 701 TFLOP/s in bfloat16"
+    assert found({"device": {"kind": "cpu"}, "limits": limits}).startswith("no GPU that mlx can use: tiny sizes on the CPU")
+
+
+@pytest.mark.slow
+def test_a_program_that_is_stopped_leaves_no_process_behind(tmp_path: Path):
+    """The stage's process says who it is and then computes for long."""
+    program = (
+        "import os, sys; sys.argv = ['gpu.py', '--results', 'gpu.json']; import gpu, stage_process; from pathlib import Path;"
+        "stage_process.PROGRAM = Path('hangs.py'); gpu.main()"
+    )
+    (tmp_path / "hangs.py").write_text("import os, sys, time; print('pid', os.getpid(), file=sys.stderr, flush=True); time.sleep(600)")
+    env = os.environ | {"PYTHONPATH": str(BENCHMARKS)}
+    process = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    held = next(int(line.split()[1]) for line in process.stderr if line.startswith("pid "))
+    process.terminate()
+    assert "stopped by SIGTERM" in process.communicate(timeout=60)[1]
+    with pytest.raises(ProcessLookupError):
+        os.kill(held, 0)
 
 
 @pytest.mark.slow

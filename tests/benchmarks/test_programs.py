@@ -113,6 +113,9 @@ def test_waits_beside_a_prefill_are_measured_on_both_paths(tmp_path: Path):
         assert said[path].keys() == {"drained", "auto (2048)", "32"}
         assert all({"gap", "gap_ms", "chunk_ms", "slower"} <= each.keys() for each in said[path].values())
         assert said[path]["32"]["steps"] >= said[path]["drained"]["steps"]
+    assert {bar["name"] for bar in said["bars"]} == {
+        f"{path}, largest {gap} in chunks" for path in ("cpu", "generic") for gap in ("gap", "busy_gap")
+    }
 
 
 @pytest.mark.slow
