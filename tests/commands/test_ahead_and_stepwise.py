@@ -3,6 +3,9 @@
 They are the same in deterministic mode. Else a row that ends leaves one step later ahead, as its end is seen while the next step computes:
 so others join later, and a product has other rows beside them, whose sums may round otherwise. There a run ahead is held to one with the
 same batches, in which each step is read before the next one is built.
+
+Shortages of memory, rows with pictures, policies between groups and the other ways of sampling: tests/runner/engine/test_one_step_ahead.py,
+test_static_shortage.py and test_random_shortages.py. Scores and vectors have no steps: they stand here as kinds of jobs.
 """
 
 from collections.abc import Callable

@@ -1,5 +1,6 @@
 """Tests decoding one step ahead on the path of Metal and CUDA: the records are those of decoding step by step."""
 
+import copy
 from dataclasses import replace
 from typing import Any
 
@@ -7,6 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx import nn
+from mlx.utils import tree_map
 from mlx_bulk.kernels import logprobs
 from mlx_bulk.kernels.sampling import draw
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
@@ -20,6 +22,7 @@ from mlx_bulk.runner.scheduler.limits import Limits
 from ..support.small_memory import Tight
 from ..support.tiny import VOCABULARY, build, prompts_of
 from ..support.tiny_runs import engine_of, outcomes_of, request, run, setup_of
+from ..vision.test_picture_rows import Bench
 
 WANTED = LogprobOptions(echo=True, top=3, stats=True, tempered=True, kept=True)
 SAMPLINGS = {
@@ -29,6 +32,7 @@ SAMPLINGS = {
     "penalties": Sampling(max_tokens=9, temperature=0.7, repetition_penalty=1.3, frequency_penalty=0.2),
     "dry": Sampling(max_tokens=9, temperature=0.0, dry_multiplier=0.8, dry_allowed_length=1),
     "at least": Sampling(max_tokens=9, temperature=0.9, min_tokens=4, stop_token_ids=(3, 5, 8)),
+    "presence": Sampling(max_tokens=9, temperature=0.8, presence_penalty=0.5, min_p=0.02, typical_p=0.95, logit_bias={7: 2.0, 11: -3.0}),
     "xtc": Sampling(max_tokens=9, temperature=0.9, xtc_probability=0.5, xtc_threshold=0.05),
 }
 
@@ -57,6 +61,10 @@ def figures(outcome: Outcome) -> list[Any]:
 def assert_same(setup: Setup, requests: list[Request], eos: tuple[int, ...] = (), atol: float = 0.0) -> None:
     here, ahead = (outcomes_of(replace(setup, ahead=on), requests, eos) for on in (False, True))
     assert len(here) == len(ahead) == sum(len(r.samples) for r in requests)
+    assert_figures_are_the_same(here, ahead, atol)
+
+
+def assert_figures_are_the_same(here: list[Outcome], ahead: list[Outcome], atol: float = 0.0) -> None:
     for one, other in zip(here, ahead, strict=True):
         assert (one.row, figures(one)[3:5]) == (other.row, figures(other)[3:5])
         for mine, theirs in zip(figures(one), figures(other), strict=True):
@@ -69,6 +77,33 @@ def assert_same(setup: Setup, requests: list[Request], eos: tuple[int, ...] = ()
 def test_static_batches_give_the_same_bits(name: str):
     """Their rows stay together, so that each step has the same shape."""
     assert_same(setup_of(build("llama"), wanted=WANTED, static=True), asked(SAMPLINGS[name]), eos=(4, 9))
+
+
+@pytest.mark.usefixtures("generic")
+def test_static_batches_of_rows_with_pictures_give_the_same_bits():
+    pictures = Bench()
+    assert_same(pictures.setup(wanted=WANTED, static=True), pictures.requests(SAMPLINGS["sampled"], 2), eos=(4, 9))
+
+
+@pytest.mark.usefixtures("generic")
+def test_policies_between_groups_give_the_same_bits():
+    """Another policy samples the second window; then the model itself again."""
+    found: list[list[Outcome]] = []
+    for ahead in (False, True):
+        network: Any = copy.deepcopy(build("llama"))  # whose weights change
+        engine, own = engine_of(replace(setup_of(network, wanted=WANTED, static=True), ahead=ahead), (4, 9)), network.parameters()
+        other = tree_map(lambda weights: weights * 1.1, own)
+        found.append([])
+        for policy in (own, other, own):
+            network.update(policy)
+            engine.renew()
+            windows = iter([asked(SAMPLINGS["sampled"])])
+            done = engine.run(lambda wait, its=windows: next(its, None))
+            found[-1] += sorted(done, key=lambda one: (one.row, one.index))  # pyright: ignore[reportAttributeAccessIssue]
+    (here, ahead), third = found, len(found[0]) // 3
+    assert_figures_are_the_same(here, ahead)
+    assert_figures_are_the_same(here[:third], here[2 * third :])
+    assert not np.array_equal(figures(here[0])[5], figures(here[third])[5])
 
 
 @pytest.mark.usefixtures("generic")

@@ -58,6 +58,7 @@ def test_a_batch_is_tried_once_more_as_it_was(ahead: bool, caplog: pytest.LogCap
     outcomes, engine, network = outcomes_with(lambda *_: False, ahead)
     truth, counts, calls = bytes_of(outcomes), engine.progress, len(network.calls)
     assert len(truth) == sum(len(one.samples) for one in ASKED)
+    assert truth == bytes_of(outcomes_with(lambda *_: False, False)[0])
     widths = [width for _, width, _ in network.calls]
     steps = [number for number, width in enumerate(widths, 1) if width == 1]
     for number in (1, steps[0], steps[len(steps) // 2], calls):
