@@ -23,6 +23,8 @@ from ..engine.interface import FixedWeights
 from ..engine.oom_backoff import MemoryBackoff
 from ..engine.setup import Setup
 from ..layers.sectioned_rope import has_positions
+from ..pooling.decoder_body import DecoderBody
+from ..pooling.vectors import PoolingNetwork
 from ..scheduler.limits import Limits
 from ..scheduler.pool_batches import OwnedInput, PoolBatch, fixed_pool_batches, fixed_shape, owned_inputs, pool_batches
 
@@ -172,8 +174,9 @@ def pooling_batches(setup: Setup, limits: Limits, inputs: Sequence[OwnedInput]) 
     """Yields the batches in which the pooler computes a window's ``inputs`` with these ``limits``."""
     if not setup.static:
         return pool_batches(inputs, limits)
-    network = None if setup.images is None else setup.model.body.network
-    # Where a picture changes how a whole call is computed, a row has a batch of its own.
+    body = setup.model.body if isinstance(setup.model, PoolingNetwork) else None
+    network = body.network if isinstance(body, DecoderBody) else None
+    # Where a picture changes how a whole call is computed, a row has a batch of its own. The network says so: a plan has no pictures.
     if not setup.features.any_slot or has_positions(network) or attends_in_blocks(network):
         return fixed_pool_batches(inputs, lambda length: (1, length))
     return fixed_pool_batches(inputs, lambda length: fixed_shape(limits, length, setup.positions))

@@ -89,12 +89,15 @@ def test_a_picture_that_changed_since_its_row_was_read_costs_its_rows_alone(monk
     assert failed[2] == ("image", "picture 2 of 2: b.png changed while the run read it")
 
 
+@pytest.mark.parametrize("planned", [False, True], ids=["run", "plan"])
 @pytest.mark.parametrize("mark", [None, POSITIONS, MARK])
-def test_a_row_has_a_fixed_batch_of_its_own_where_a_picture_changes_a_whole_call(mark: str | None) -> None:
+def test_a_row_has_a_fixed_batch_of_its_own_where_a_picture_changes_a_whole_call(mark: str | None, planned: bool) -> None:
+    """A plan's setup has no table of pictures, and its model is not made for any."""
     bench = Bench()
     if mark is not None:
         object.__setattr__(bench.network, mark, True)
-    setup = replace(pooling_setup_of(bench.model.reading(bench.table), static=True), images=bench.table).with_features(any_slot=True)
+    model, images = (bench.model, None) if planned else (bench.model.reading(bench.table), bench.table)
+    setup = replace(pooling_setup_of(model, static=True), images=images).with_features(any_slot=True)
     requests = [PoolRequest(i, (TokenInput(np.array([1, 2, 3], np.int32)),)) for i in range(3)]
     rows = [batch.rows for batch in pooling_batches(setup, setup.limits, owned_inputs(requests, shared=False))]
     assert rows == ([4] if mark is None else [1, 1, 1])
