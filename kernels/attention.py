@@ -7,15 +7,22 @@ read:
               b | x x x x x . . . .
               c | x x x x x x - - -      - is masked and not computed, . is masked
               d | x x x x x x x . .
+
+Where neither a library nor a fast BLAS for mlx is to be had (no g++), NumPy computes such tiles.
 """
 
-import mlx.core as mx
+from collections.abc import Iterator
 
-from . import native
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from . import linear, native
 
 Mask = mx.array | str | None
 
 NONE, CAUSAL, SEEN, ADDED = range(4)  # attention.h's Mask
+NUMPY_SCORES = 1 << 20  # that NumPy holds at once: 4 MB, and as much again for what it makes of them
 
 
 def reference(
@@ -43,10 +50,10 @@ def reference(
 
 
 def suits(q: mx.array, k: mx.array, v: mx.array, mask: Mask, sinks: mx.array | None = None) -> bool:
-    """Returns True when the library serves a call: float32 on the CPU, and shapes that fit."""
-    if not native.suits(q, k, v) or any(x.ndim != 4 for x in (q, k, v)):
+    """Returns True when ``on_cpu`` serves a call: float32 on the CPU, and shapes that fit."""
+    if not linear.serves(q, k, v) or any(x.ndim != 4 for x in (q, k, v)):
         return False
-    if sinks is not None and not (sinks.shape == (q.shape[1],) and native.suits(sinks)):
+    if sinks is not None and not (sinks.shape == (q.shape[1],) and linear.serves(sinks)):
         return False
     (b, h, t, d), (rows, kv, length, width) = q.shape, k.shape
     return (rows, width, v.shape[:3]) == (b, d, (b, kv, length)) and h % kv == 0 and fits(mask, (b, h, t, length))
@@ -63,7 +70,12 @@ def fits(mask: Mask, scores: tuple[int, int, int, int]) -> bool:
 def on_cpu(
     q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Mask = None, sinks: mx.array | None = None, cap: float = 0.0
 ) -> mx.array:
-    """Computes ``reference`` now, by the library. In memory the result is [B, T, H, E], as the next projection needs it."""
+    """Computes ``reference`` now, by the library, or by NumPy where there is none.
+
+    In memory the result is [B, T, H, E], as the next projection needs it.
+    """
+    if native.library() is None:
+        return _by_numpy(q, k, v, scale, mask, sinks, cap)
     kind, seen = kind_of(mask)
     native.evaluate_arrays(q, k, v, *([] if seen is None else [seen]))
     q, k, v = (x if _by_numbers(x) else native.dense(x) for x in (q, k, v))
@@ -79,6 +91,72 @@ def kind_of(mask: Mask) -> tuple[int, mx.array | None]:
     if mask is None or isinstance(mask, str):
         return (NONE if mask is None else CAUSAL), None
     return (SEEN if mask.dtype == mx.bool_ else ADDED), mask if mask.ndim == 4 else mask.reshape(*(1,) * (4 - mask.ndim), *mask.shape)
+
+
+def _by_numpy(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Mask, sinks: mx.array | None, cap: float) -> mx.array:
+    """Computes ``reference`` on the arrays' own memory. Heads that share keys are one product."""
+    kind, seen = kind_of(mask)
+    native.evaluate_arrays(*(x for x in (q, k, v, seen, sinks) if x is not None))
+    (b, h, t, _), (_, kv, length, _) = q.shape, k.shape
+    by_group = (b, kv, h // kv, t)
+    queries, keys, values = native.view(q).reshape(*by_group, -1), native.view(k), native.view(v)
+    given = None if seen is None else np.broadcast_to(native.view(seen), (b, h, t, length)).reshape(*by_group, length)
+    sink = None if sinks is None else native.view(sinks).reshape(kv, h // kv, 1)
+    out = native.empty((b, t, h, v.shape[-1]))
+    made = native.view(out).reshape(b, t, kv, h // kv, -1).transpose(0, 2, 3, 1, 4)
+    with np.errstate(all="ignore"):  # logits that are not finite are told of by row
+        for rows, heads, some in _tiles(by_group, length):
+            end = length - t + some.stop if kind == CAUSAL else length  # keys after it are masked
+            own = np.multiply(queries[rows, heads, :, some], np.float32(scale), order="C")
+            scores = _joined(own) @ keys[rows, heads, :end].swapaxes(-1, -2)
+            scores = scores.reshape(*own.shape[:-1], end)
+            if cap:
+                np.multiply(np.tanh(np.divide(scores, np.float32(cap), out=scores), out=scores), np.float32(cap), out=scores)
+            if kind == CAUSAL:
+                later = np.arange(end) > np.arange(end - own.shape[3], end)[:, None]
+                np.copyto(scores, np.float32(-np.inf), where=later)
+            elif given is not None and given.dtype == bool:
+                np.copyto(scores, np.finfo(np.float32).min, where=~given[rows, heads, :, some])
+            elif given is not None:
+                scores += given[rows, heads, :, some]
+            sums = _exponentials(scores, None if sink is None else sink[heads])
+            product = (_joined(scores) @ values[rows, heads, :end]).reshape(*own.shape[:-1], -1)
+            np.divide(product, sums, out=made[rows, heads, :, some])
+    return out.transpose(0, 2, 1, 3)
+
+
+def _tiles(by_group: tuple[int, int, int, int], length: int) -> Iterator[tuple[slice, slice, slice]]:
+    """Yields slices of rows, of heads of keys, and of queries, whose scores are about ``NUMPY_SCORES`` or fewer.
+
+    by_group: rows, heads of keys, queries' heads for each, queries. Tiles are whole rows, or parts of one head: a row's bits do not
+    depend on how many rows there are.
+    """
+    b, kv, groups, t = by_group
+    head = groups * t * length
+    rows = max(1, NUMPY_SCORES // (kv * head))
+    heads = kv if kv * head <= NUMPY_SCORES else 1
+    queries = t if head <= NUMPY_SCORES else max(1, NUMPY_SCORES // (groups * length))
+    for row in range(0, b, rows):
+        for first in range(0, kv, heads):
+            for query in range(0, t, queries):
+                yield slice(row, min(row + rows, b)), slice(first, first + heads), slice(query, min(query + queries, t))
+
+
+def _joined(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Returns [B, K, G, T, N] as [B, K, G * T, N]."""
+    b, kv, groups, t, n = x.shape
+    return x.reshape(b, kv, groups * t, n)
+
+
+def _exponentials(scores: NDArray[np.float32], sink: NDArray[np.float32] | None) -> NDArray[np.float32]:
+    """Turns scores [B, K, G, T, L] into exponentials in place, their largest 1. Returns the sums [B, K, G, T, 1], a sink's with them."""
+    peaks = scores.max(axis=-1, keepdims=True)
+    if sink is not None:
+        peaks = np.maximum(peaks, sink[..., None])
+    scores -= peaks
+    np.exp(scores, out=scores)
+    sums = scores.sum(axis=-1, keepdims=True)
+    return sums if sink is None else sums + np.exp(sink[..., None] - peaks)
 
 
 def _by_numbers(x: mx.array) -> bool:

@@ -24,6 +24,13 @@ def numpy_serves() -> bool:
     return backend.on_cpu_path() and backend.prepare().slow and native.library() is None
 
 
+def serves(*arrays: mx.array) -> bool:
+    """Returns True when all arrays are float32 and not empty, and the library, or NumPy in its place, computes here."""
+    if numpy_serves():
+        return all(array.dtype == mx.float32 and array.size for array in arrays)
+    return native.suits(*arrays)
+
+
 def suits(x: mx.array, weight: Matrix, bias: mx.array | None = None) -> bool:
     """Returns True when ``on_cpu`` serves a product: float32 on the CPU, and shapes that fit. A quantized weight takes the library."""
     if x.ndim < 1 or weight.ndim != 2 or x.shape[-1] != weight.shape[1]:
@@ -33,10 +40,7 @@ def suits(x: mx.array, weight: Matrix, bias: mx.array | None = None) -> bool:
     arrays = [x] if bias is None else [x, bias]
     if isinstance(weight, QuantizedWeight):
         return native.suits(*arrays) and quantized.suits(weight)
-    arrays.append(weight)
-    if numpy_serves():
-        return all(array.dtype == mx.float32 and array.size for array in arrays)
-    return native.suits(*arrays)
+    return serves(*arrays, weight)
 
 
 def on_cpu(x: mx.array, weight: Matrix, bias: mx.array | None = None) -> mx.array:

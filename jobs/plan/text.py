@@ -184,6 +184,8 @@ def _memory(plan: Plan) -> Iterator[tuple[str, str]]:
             "",
             f"{size_as_text(plan.tower_bytes)} of the weights read pictures; their features take up to {kept} more (batch.image_memory)",
         )
+    if plan.copy_bytes:
+        yield "", f"up to {size_as_text(plan.copy_bytes)} more hold experts' weights in float32: this CPU multiplies no half precision"
     bits = plan.config.batch.kv_bits
     if bits is not None:
         after = f", after the first {start:,} of each row" if (start := plan.config.batch.kv_start) else ""

@@ -20,6 +20,7 @@ from ..core.kv_quantization import KVQuantization
 from ..core.logprob_options import LogprobOptions
 from ..engine.prefix_disk_cache import PrefixCache
 from ..engine.setup import Setup
+from ..layers.mended_layers import experts_workspace
 from ..layers.sectioned_rope import has_positions
 from ..models.checkpoint import checkpoint_fingerprints
 from ..models.device_memory import kv_bytes
@@ -163,6 +164,7 @@ def _limits(config: BatchConfig, models: Sequence[CheckedModel], beside: int) ->
     weights = beside + sum(each.model.weight_bytes for each in models)
     features = share_image_memory([each.model.features for each in models], config.image_memory)
     workspace = logit_memory.workspace(max(each.model.vocabulary for each in models), rows)
+    workspace += max(experts_workspace(each.model.network) for each in models)
     room = kv_bytes(config.memory, weights, workspace, features)
     ways = {mode.way for mode in modes}
     token_bytes, row_bytes = sum(mode.token_bytes for mode in modes), sum(mode.row_bytes for mode in modes)

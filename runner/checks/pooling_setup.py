@@ -16,6 +16,7 @@ from ..core.images import ImageTable
 from ..core.logprob_options import LogprobOptions
 from ..encoders.registry import encoder_class
 from ..engine.setup import BatchFeatures, Setup
+from ..layers.mended_layers import experts_workspace
 from ..models.device_memory import kv_bytes
 from ..models.loader import LanguageModel
 from ..pooling.spec import PoolingSpec
@@ -114,7 +115,7 @@ def _limits(model: LanguageModel, config: BatchConfig, batching: TextBatching) -
     return Limits(
         rows,
         tokens,
-        kv_bytes(config.memory, model.weight_bytes, 0, features),
+        kv_bytes(config.memory, model.weight_bytes, experts_workspace(model.network), features),
         token_bytes=4.0 * (STATES * found["width"] + INNER_STATES * inner),
         row_bytes=0.0,
         equal_lengths=batching.way != "padded",

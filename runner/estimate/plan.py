@@ -13,6 +13,7 @@ from ...configs.schema import JobConfig
 from ...kernels import backend
 from ..data.spooled_stdin import reads_stdin
 from ..engine.setup import Setup
+from ..layers.mended_layers import experts_workspace
 from ..models.model_pool import ModelPool
 from ..pipeline.job import Kind
 from ..pipeline.loading import outline_models
@@ -33,7 +34,8 @@ class Plan:
 
     input_bytes: the input's files on disk, None for a hub dataset. work: the most that is possible; expected: with completions as
     long as those measured. limits: of the rows that decode. reserved_bytes: KV cache memory that newer weights and a reference may
-    take. weight_bytes: in memory; tower_bytes: those of them that read pictures. memory_bytes: the device's. disk_bytes: of results/ and
+    take. weight_bytes: in memory; tower_bytes: those of them that read pictures. copy_bytes: of experts' weights in half precision, which
+    a CPU multiplies in float32. memory_bytes: the device's. disk_bytes: of results/ and
     errors/; free_bytes: on their volume.
     """
 
@@ -48,6 +50,7 @@ class Plan:
     expected: Work | None
     weight_bytes: int
     tower_bytes: int
+    copy_bytes: int
     memory_bytes: int
     disk_bytes: int
     free_bytes: int
@@ -142,6 +145,7 @@ def plan_run(config: JobConfig, kind: Kind, models: ModelPool | None = None) -> 
         expected=expected,
         weight_bytes=sum(model.weight_bytes for model in outlines),
         tower_bytes=sum(model.features.tower.nbytes for model in outlines if model.features is not None),
+        copy_bytes=max(experts_workspace(model.network) for model in outlines),
         memory_bytes=backend.memory_bytes(),
         disk_bytes=disk_bytes(config, spec.job, survey, length),
         free_bytes=shutil.disk_usage(_existing(root)).free,

@@ -71,11 +71,14 @@ class CappedAttention(gemma2.Attention):
 
 
 class HalfExperts(SwitchLinear):
-    """``SwitchLinear`` whose weights stay in half precision and are multiplied in float32. The result has x's precision."""
+    """``SwitchLinear`` whose weights stay in half precision and are multiplied in float32. The result has x's precision.
+
+    In memory there is a float32 copy of one expert's weight at a time, or of all where no kernel serves (``workspace``).
+    """
 
     def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
         """x [..., 1, K], indices [...] -> [..., 1, N]."""
-        wide, weight = x.astype(mx.float32), self["weight"].astype(mx.float32)
+        wide, weight = x.astype(mx.float32), self["weight"]
         bias = self["bias"].astype(mx.float32) if "bias" in self else None
         try:
             serves = not self.training and grouped_linear.suits(wide, weight, indices, bias)
@@ -83,6 +86,11 @@ class HalfExperts(SwitchLinear):
         except native.Traced:
             product = grouped_linear.reference(wide, weight, indices, bias)
         return product.astype(x.dtype)
+
+
+def experts_workspace(network: Any) -> int:
+    """Returns the bytes that a call of the network takes for copies of experts' weights in float32."""
+    return max((grouped_linear.workspace(layer.weight) for layer in network.modules() if isinstance(layer, HalfExperts)), default=0)
 
 
 def _mend_experts(network: Any, wherever: bool = False) -> None:

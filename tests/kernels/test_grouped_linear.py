@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from mlx_bulk.kernels import grouped_linear, native
 from mlx_bulk.kernels.quantized import QuantizedWeight
 
+from .without_compiler import remove_compiler
+
 pytestmark = pytest.mark.skipif(native.library() is None, reason="it serves the CPU, with g++")
 
 RTOL = 3e-6  # of the sum of absolute terms: float32's rounding of some hundred sums
@@ -79,6 +81,35 @@ def test_what_does_not_fit_does_not_suit(x: mx.array, weight: mx.array, indices:
 def test_an_expert_that_is_not_there_is_an_error():
     with pytest.raises(IndexError, match="experts 0 to 3 of 3"):
         grouped_linear.on_cpu(mx.zeros((2, 1, 8)), mx.zeros((3, 5, 8)), mx.array([0, 3]))
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
+@pytest.mark.parametrize("rows", [1, 4, 5, 90])  # calls of few products sum in another order
+def test_experts_in_half_precision_have_the_bits_of_their_float32_copies(rows: int, dtype: mx.Dtype):
+    rng = np.random.default_rng(rows)
+    x, weight, bias = (mx.array(rng.normal(0, 1, shape).astype(np.float32)) for shape in ((rows, 1, 70), (6, 37, 70), (6, 37)))
+    half, indices = weight.astype(dtype), mx.array(rng.integers(1, 6, rows).astype(np.uint32))
+    assert grouped_linear.suits(x, half, indices, bias)
+    for added in (None, bias):
+        found = np.array(grouped_linear.on_cpu(x, half, indices, added))
+        np.testing.assert_array_equal(found, np.array(grouped_linear.on_cpu(x, half.astype(mx.float32), indices, added)))
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("lead", "chosen"), [((9,), (9,)), ((2, 3, 1), (2, 3, 4)), ((70, 5, 1), (70, 5, 2))])
+def test_numpy_agrees_with_the_library(
+    lead: tuple[int, ...], chosen: tuple[int, ...], biased: bool, dtype: mx.Dtype, monkeypatch: pytest.MonkeyPatch
+):
+    rng = np.random.default_rng(0)
+    x, weight = (mx.array(rng.normal(0, 1, shape).astype(np.float32)) for shape in ((*lead, 1, 40), (8, 56, 40)))
+    bias = mx.array(rng.normal(0, 1, (8, 56)).astype(np.float32)) if biased else None
+    weight, indices = weight.astype(dtype), mx.array(rng.integers(0, 8, chosen).astype(np.uint32))
+    by_library = np.array(grouped_linear.on_cpu(x, weight, indices, bias))
+    remove_compiler(monkeypatch)
+    assert grouped_linear.suits(x, weight, indices, bias)
+    found = np.array(grouped_linear.on_cpu(x, weight, indices, bias))
+    np.testing.assert_allclose(found, by_library, rtol=0, atol=RTOL * 40 * 4)
 
 
 @pytest.mark.parametrize("rows", [1, 9, 90])

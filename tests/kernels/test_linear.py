@@ -105,13 +105,6 @@ def test_a_weight_of_another_width_does_not_suit():
     assert not linear.suits(mx.zeros((2, 64)), mx.zeros((3, 32)))
 
 
-@pytest.fixture
-def numpy_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CPU without g++ and without a fast BLAS for mlx."""
-    monkeypatch.setattr(native, "library", lambda: None)
-    monkeypatch.setattr(backend, "prepare", lambda: backend.Blas(None, note="the slow one inside mlx"))
-
-
 @pytest.mark.cpu_path("NumPy multiplies where mlx has its own slow BLAS")
 @pytest.mark.usefixtures("numpy_alone")
 def test_numpy_multiplies_where_there_is_nothing_else():

@@ -11,12 +11,15 @@ from mlx_bulk.runner.estimate.plan import plan_run
 from ..support.bench import Bench
 
 
-def test_a_plan_says_what_pictures_take(bench: Bench) -> None:
+def test_a_plan_says_what_pictures_and_copies_of_weights_take(bench: Bench) -> None:
     config = load_config(bench.write_config(batch={"image_memory": 0.5}), [])
     assert isinstance(config, GenerateConfig)
     plan = plan_run(config, KINDS["generate"])
     assert plan.tower_bytes == 0
     assert "read pictures" not in plan_as_text(plan, 200)
+    assert "experts" not in plan_as_text(plan, 200)
+    experts = plan_as_text(replace(plan, copy_bytes=3_000_000), 200)
+    assert "up to 3.0 MB more hold experts' weights in float32: this CPU multiplies no half precision" in experts
     survey = replace(plan.survey, picture_tokens=[4, 8], pictures={"one"})
     text = plan_as_text(replace(plan, survey=survey, tower_bytes=2_000_000), 200)
     assert "2 in prompts, 12 of the tokens above: 4 to 8 each, mean 6" in text

@@ -23,6 +23,7 @@ from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
 from mlx_lm.utils import get_total_parameters
 
 from ...checkpoints import PLENTY, write_checkpoint
+from ...kernels.without_compiler import remove_compiler
 from ...zoo import networks
 from ...zoo.configs import CONFIGS
 from ..support import tiny
@@ -170,6 +171,13 @@ def test_without_a_compiler_nothing_is_replaced(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(native, "library", lambda: None)
     assert substitute(tiny.build("llama"), tiny.VOCABULARY, None) == ()
     assert llama.swiglu is activations.swiglu
+
+
+@pytest.mark.cpu_path("NumPy computes where mlx has its own slow BLAS")
+def test_without_a_compiler_and_a_fast_blas_numpy_multiplies_and_attends(monkeypatch: pytest.MonkeyPatch):
+    remove_compiler(monkeypatch)
+    assert substitute(tiny.build("llama"), tiny.VOCABULARY, None) == ("attention", "linear")
+    assert llama.scaled_dot_product_attention is not base.scaled_dot_product_attention
 
 
 def test_a_model_in_half_precision_keeps_its_own_and_takes_nothing_from_others():

@@ -14,7 +14,7 @@ from mlx import nn
 from mlx_bulk.kernels import backend
 from mlx_bulk.runner.layers.kv_cache import make_caches, prepare_padding
 from mlx_bulk.runner.layers.layer_patching import patch_layers, patch_quantized_layers, unpatch_layers
-from mlx_bulk.runner.layers.mended_layers import CappedAttention, HalfExperts, ScaledEmbedding, mend_layers
+from mlx_bulk.runner.layers.mended_layers import CappedAttention, HalfExperts, ScaledEmbedding, experts_workspace, mend_layers
 from mlx_bulk.runner.twins.tiny_twin import twin
 from mlx_lm.models import gemma2, gemma3_text, gpt2, gpt_bigcode, llama
 from mlx_lm.models.switch_layers import SwitchGLU, SwitchLinear
@@ -165,8 +165,25 @@ def test_experts_in_half_precision_are_multiplied_on_a_cpu(dtype: mx.Dtype, toke
             np.testing.assert_allclose(np.array(found[0, token, place].astype(mx.float32)), truth, rtol=0, atol=bound)
 
 
+@pytest.mark.cpu_path("one expert at a time is turned into float32")
+def test_experts_in_half_precision_take_the_memory_of_one_in_float32():
+    layer: Any = SwitchGLU(64, 128, 32)
+    layer.set_dtype(mx.bfloat16)
+    mend_layers(layer)
+    layer.eval()
+    one = 64 * 128 * 4
+    assert experts_workspace(layer) == one
+    x, chosen = mx.random.normal((1, 8, 64)).astype(mx.bfloat16), mx.array(2 * np.arange(16).reshape(1, 8, 2))
+    mx.eval(layer.parameters(), x)
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    mx.eval(layer(x, chosen))
+    assert mx.get_peak_memory() - before < 8 * one  # of 32; the rows' own arrays are smaller than two
+
+
 @pytest.mark.skipif(backend.device_name() != "cpu", reason="a GPU multiplies experts in half precision")
 def test_experts_in_float32_stay_mlx_lms():
     layer: Any = SwitchGLU(16, 24, 4)
     mend_layers(layer)
     assert type(layer.up_proj) is SwitchLinear
+    assert experts_workspace(layer) == 0
