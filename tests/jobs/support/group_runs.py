@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,12 @@ class GroupRun:
 
     def ranks(self) -> list[psutil.Process]:
         """The processes of the group by rank, as far as they run."""
-        children = psutil.Process(self.worker.pid).children()
-        named = [("worker-rank" in child.cmdline(), child) for child in children if "mlx_bulk.jobs" in child.cmdline()]
+        named: list[tuple[bool, psutil.Process]] = []
+        for child in psutil.Process(self.worker.pid).children():
+            with suppress(psutil.NoSuchProcess):  # it has just ended, and has no command line
+                command = child.cmdline()
+                if "mlx_bulk.jobs" in command:
+                    named.append(("worker-rank" in command, child))
         return [child for _, child in sorted(named, key=lambda pair: pair[0])]
 
     def end(self) -> tuple[int, str]:
@@ -94,7 +98,8 @@ def group_run(root: Path, config: Path, options: Sequence[str] = ()) -> Generato
     finally:
         if worker is not None and worker.poll() is None:
             for child in psutil.Process(worker.pid).children(recursive=True):
-                child.kill()
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
             worker.kill()
         if driver.poll() is None:
             driver.kill()

@@ -50,6 +50,16 @@ def next_event(driver: DaskFleet, kind: type[Kind], waiting: list[Event] | None 
     return event
 
 
+def events_until(driver: DaskFleet, kind: type[Kind]) -> list[Event]:
+    """All events up to the first of the ``kind``, and those that came with it: a slow driver tells of them one by one."""
+    found: list[Event] = []
+    while not any(isinstance(event, kind) for event in found):
+        more = driver.events(PATIENCE)
+        assert more, f"nothing came in {PATIENCE} seconds; expected {kind.__name__}"
+        found += more
+    return found
+
+
 def hello(worker: str = "studio-1") -> Hello:
     return Hello(worker, "studio", {"memory": 64, "device": None}, "a1", {"s-1": [3, 4]})
 
