@@ -34,7 +34,7 @@ PEERS = ["ours", "sgemm", "transformers", "transformers_logits", "mlx_lm", "llam
 def build(peer: str, folder: Path) -> Callable[[], Any]:
     """The peer's work, ready."""
     if peer == "sgemm":
-        return sgemm.gflops()
+        return sgemm.gflops(int((folder / "sgemm_width").read_text()))
     rows = Texts.load(folder).joined
     if peer == "ours":
         import ours
@@ -50,7 +50,7 @@ def build(peer: str, folder: Path) -> Callable[[], Any]:
 
 def main() -> None:
     """Runs the race, or one peer of it."""
-    parser = options(__doc__, texts=64, rounds=3)
+    parser = options(__doc__, texts=64, rounds=3, sgemm_width=sgemm.WIDTH)
     raced(parser, PEERS)
     args = parser.parse_args()
     if args.peer:
@@ -63,6 +63,7 @@ def main() -> None:
         parameters = shapes.save(folder, shape)
         rows = texts(args.data, args.texts, shape["vocab_size"])
         rows.save(folder)
+        (folder / "sgemm_width").write_text(str(args.sgemm_width))
         results = race(__file__, ["ours", *(peer for peer in args.peers if peer != "ours")], folder, args.rounds)
     found = {peer: result.pop("found") for peer, result in results.items()}
     peak = found.pop("sgemm", None)

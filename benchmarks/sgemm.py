@@ -10,12 +10,12 @@ from collections.abc import Callable
 WIDTH, TIMES = 4096, 4
 
 
-def gflops() -> Callable[[], float]:
-    """GFLOP/s of the best product of two square matrices so far; some more of them each time."""
+def gflops(width: int = WIDTH) -> Callable[[], float]:
+    """GFLOP/s of the best product so far of two square matrices of this width; some more of them each time."""
     from mlx_bulk.kernels.backend import load_mlx
 
     mx = load_mlx()
-    a, b = mx.random.normal((WIDTH, WIDTH)), mx.random.normal((WIDTH, WIDTH))
+    a, b = mx.random.normal((width, width)), mx.random.normal((width, width))
     mx.eval(a, b)
     seconds: list[float] = []
 
@@ -24,7 +24,7 @@ def gflops() -> Callable[[], float]:
             began = time.perf_counter()
             mx.eval(a @ b)
             seconds.append(time.perf_counter() - began)
-        return round(2 * WIDTH**3 / min(seconds) / 1e9, 1)
+        return round(2 * width**3 / min(seconds) / 1e9, 1)
 
     return best
 

@@ -51,9 +51,9 @@ def reference(
 
 def suits(q: mx.array, k: mx.array, v: mx.array, mask: Mask, sinks: mx.array | None = None) -> bool:
     """Returns True when ``on_cpu`` serves a call: float32 on the CPU, and shapes that fit."""
-    if not linear.serves(q, k, v) or any(x.ndim != 4 for x in (q, k, v)):
+    if not linear.takes_arrays(q, k, v) or any(x.ndim != 4 for x in (q, k, v)):
         return False
-    if sinks is not None and not (sinks.shape == (q.shape[1],) and linear.serves(sinks)):
+    if sinks is not None and not (sinks.shape == (q.shape[1],) and linear.takes_arrays(sinks)):
         return False
     (b, h, t, d), (rows, kv, length, width) = q.shape, k.shape
     return (rows, width, v.shape[:3]) == (b, d, (b, kv, length)) and h % kv == 0 and fits(mask, (b, h, t, length))

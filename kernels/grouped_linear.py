@@ -35,13 +35,13 @@ def suits(x: mx.array, weight: Matrix, indices: mx.array, bias: mx.array | None 
     """
     if x.ndim < 2 or weight.ndim != 3 or x.shape[-2] != 1 or x.shape[-1] != weight.shape[2] or not mx.issubdtype(indices.dtype, mx.integer):
         return False
-    if bias is not None and not (bias.shape == weight.shape[:2] and linear.serves(bias)):
+    if bias is not None and not (bias.shape == weight.shape[:2] and linear.takes_arrays(bias)):
         return False
     lead = (1,) * (indices.ndim - x.ndim + 2) + x.shape[:-2]
     broad = x.ndim - 2 <= indices.ndim and all(n in (1, of) for n, of in zip(lead, indices.shape, strict=True))
     if isinstance(weight, QuantizedWeight):
         return broad and indices.size > 0 and quantized.suits(weight) and native.suits(x)
-    return broad and indices.size > 0 and weight.size > 0 and linear.serves(*([x] if weight.dtype in HALF else [x, weight]))
+    return broad and indices.size > 0 and weight.size > 0 and linear.takes_arrays(*([x] if weight.dtype in HALF else [x, weight]))
 
 
 def on_cpu(x: mx.array, weight: Matrix, indices: mx.array, bias: mx.array | None = None) -> mx.array:
@@ -71,9 +71,9 @@ def on_cpu(x: mx.array, weight: Matrix, indices: mx.array, bias: mx.array | None
     return out
 
 
-def workspace(weight: mx.array) -> int:
+def copied_bytes(weight: mx.array) -> int:
     """Returns the bytes that ``on_cpu``, or else ``reference``, takes for a weight [E, N, K] in half precision: its float32 copies."""
-    copied = weight.size // weight.shape[0] if linear.serves() else weight.size
+    copied = weight.size // weight.shape[0] if linear.takes_arrays() else weight.size
     return copied * mx.float32.size if weight.dtype in HALF else 0
 
 

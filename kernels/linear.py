@@ -24,7 +24,7 @@ def numpy_serves() -> bool:
     return backend.on_cpu_path() and backend.prepare().slow and native.library() is None
 
 
-def serves(*arrays: mx.array) -> bool:
+def takes_arrays(*arrays: mx.array) -> bool:
     """Returns True when all arrays are float32 and not empty, and the library, or NumPy in its place, computes here."""
     if numpy_serves():
         return all(array.dtype == mx.float32 and array.size for array in arrays)
@@ -40,7 +40,7 @@ def suits(x: mx.array, weight: Matrix, bias: mx.array | None = None) -> bool:
     arrays = [x] if bias is None else [x, bias]
     if isinstance(weight, QuantizedWeight):
         return native.suits(*arrays) and quantized.suits(weight)
-    return serves(*arrays, weight)
+    return takes_arrays(*arrays, weight)
 
 
 def on_cpu(x: mx.array, weight: Matrix, bias: mx.array | None = None) -> mx.array:

@@ -1,6 +1,8 @@
 """Tests that tests which share what is built for them stay in one process."""
 
-from .work_units import work_unit
+from pathlib import Path
+
+from .work_units import BY_ARCHITECTURE, work_unit
 
 
 def test_a_file_stays_together():
@@ -16,3 +18,10 @@ def test_an_architecture_of_the_zoo_stays_together():
     )
     assert {work_unit(f"tests/zoo/{name}") for name in of_files} == {"tests/zoo/mamba2"}
     assert work_unit("tests/zoo/test_zoo.py::test_logprobs_spread[mamba]") == "tests/zoo/mamba"
+
+
+def test_files_against_transformers_are_shared_out_by_architecture():
+    for file in BY_ARCHITECTURE:
+        assert (Path(__file__).parents[1] / file).is_file()
+        assert work_unit(f"{file}::test_completions_and_echo[qwen2_vl-ragged]") == work_unit(f"{file}::test_samples[qwen2_vl-mlx-plain]")
+        assert work_unit(f"{file}::test_completions_and_echo[gemma3-ragged]") == f"{file}[gemma3]"

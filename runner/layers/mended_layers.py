@@ -73,7 +73,7 @@ class CappedAttention(gemma2.Attention):
 class HalfExperts(SwitchLinear):
     """``SwitchLinear`` whose weights stay in half precision and are multiplied in float32. The result has x's precision.
 
-    In memory there is a float32 copy of one expert's weight at a time, or of all where no kernel serves (``workspace``).
+    In memory there is a float32 copy of one expert's weight at a time, or of all where no kernel serves (``experts_workspace``).
     """
 
     def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
@@ -90,7 +90,7 @@ class HalfExperts(SwitchLinear):
 
 def experts_workspace(network: Any) -> int:
     """Returns the bytes that a call of the network takes for copies of experts' weights in float32."""
-    return max((grouped_linear.workspace(layer.weight) for layer in network.modules() if isinstance(layer, HalfExperts)), default=0)
+    return max((grouped_linear.copied_bytes(layer.weight) for layer in network.modules() if isinstance(layer, HalfExperts)), default=0)
 
 
 def _mend_experts(network: Any, wherever: bool = False) -> None:

@@ -1,13 +1,16 @@
 """Tests the lines of a plan that only some jobs have."""
 
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
 from mlx_bulk.configs.load import load_config
 from mlx_bulk.configs.schema import GenerateConfig
 from mlx_bulk.jobs.kinds import KINDS
 from mlx_bulk.jobs.plan.text import plan_as_text
-from mlx_bulk.runner.estimate.plan import plan_run
+from mlx_bulk.runner.estimate.plan import Plan, plan_run
 
+from ...checkpoints import LLAMA, write_checkpoint
 from ..support.bench import Bench
 
 
@@ -25,3 +28,19 @@ def test_a_plan_says_what_pictures_and_copies_of_weights_take(bench: Bench) -> N
     assert "2 in prompts, 12 of the tokens above: 4 to 8 each, mean 6" in text
     assert text.index("█") < text.index("pictures  "), "the bars are those of the prompts, and stand below these"
     assert "2.0 MB of the weights read pictures; their features take up to 500 MB more (batch.image_memory)" in text
+
+
+@pytest.mark.cpu_path("it multiplies experts in half precision in float32, one at a time")
+def test_copies_of_experts_in_half_precision_are_counted(tmp_path: Path) -> None:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96, "decoder_sparse_step": 1}
+    kind = LLAMA | experts | {"model_type": "qwen3_moe", "mlp_only_layers": [], "norm_topk_prob": True}
+    bench = Bench(tmp_path, write_checkpoint(tmp_path / "model", kind))
+
+    def planned(dtype: str) -> Plan:
+        config = load_config(bench.write_config(model={"dtype": dtype}), [])
+        assert isinstance(config, GenerateConfig)
+        return plan_run(config, KINDS["generate"])
+
+    half, whole = planned("bfloat16"), planned("float32")
+    assert (half.copy_bytes, whole.copy_bytes) == (4 * 96 * LLAMA["hidden_size"], 0)
+    assert half.limits.kv_bytes + half.weight_bytes + half.copy_bytes == whole.limits.kv_bytes + whole.weight_bytes
