@@ -10,7 +10,8 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any
 
-from ...runner.cluster.messages import Ack, Dismiss, FromWorker, Hello, Lease, Message, NewestPolicy, NoParcel, Piece, RunOffer, StopRun
+from ...runner.cluster.messages import Ack, Dismiss, FromWorker, Hello, Lease, Message, NewestPolicy, RunOffer, StopRun
+from ...runner.parcels.file_messages import NoParcel, PicturePart, Piece
 from .driver_line import DriverEnd, DriverFound, DriverLine, DriverLost, DriverRefused, DriverSaid
 from .engine_process import EngineEnded, EngineSaid
 from .run_work import RunWork, Starter
@@ -104,7 +105,7 @@ class Agent:
                 self._work.begin(message)
             case Lease():
                 self._work.take(message)
-            case Piece() | NoParcel() | NewestPolicy():
+            case Piece() | NoParcel() | PicturePart() | NewestPolicy():
                 self._work.hand_on(message)
             case Ack():
                 self._work.acknowledge(message)

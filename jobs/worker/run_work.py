@@ -23,10 +23,7 @@ from ...runner.cluster.messages import (
     LeaseDone,
     Message,
     NewestPolicy,
-    NoParcel,
     NoRoom,
-    Piece,
-    PieceWanted,
     PolicyLoaded,
     PolicyRefused,
     Ready,
@@ -40,6 +37,7 @@ from ...runner.cluster.messages import (
 )
 from ...runner.core.errors import BulkError, ModelError
 from ...runner.core.host_process import Orders
+from ...runner.parcels.file_messages import NoParcel, PicturePart, PictureTaken, PictureWanted, Piece, PieceWanted
 from ..supervision.crash_suspects import Suspects
 from ..supervision.supervisor import DEATHS
 from .engine_process import EngineEnded, EngineProcess, EngineSaid
@@ -61,7 +59,7 @@ class RunWork:
         self._offer: RunOffer | None = None  # of the run that the engine is at
         self._ready: Ready | None = None  # its first answer to it
         self._serving = False  # the engine takes leases
-        self._asked: PieceWanted | None = None  # by the engine, and not answered
+        self._asked: dict[type, PieceWanted | PictureWanted] = {}  # by the engine, and not answered
         self._newest: NewestPolicy | None = None
         self._stopping: str | None = None  # a run that the driver has ended and the engine has not
         self._ending = False
@@ -108,21 +106,21 @@ class RunWork:
         if given is not None and self._serving and self._engine is not None:
             self._engine.send(given)
 
-    def hand_on(self, message: Piece | NoParcel | NewestPolicy) -> None:
+    def hand_on(self, message: Piece | NoParcel | PicturePart | NewestPolicy) -> None:
         """Hands the engine what is for it alone."""
         if self._offer is None or message.run != self._offer.run:
             return
         if isinstance(message, NewestPolicy):
             self._newest = message  # for engines that come later, too
         else:
-            self._asked = None
+            self._asked.pop(PictureWanted if isinstance(message, PicturePart) else PieceWanted, None)
         if self._engine is not None:
             self._engine.send(message)
 
     def ask_again(self) -> None:
         """Asks again for what the engine waits for: a connection has gone, and the answer perhaps with it."""
-        if self._asked is not None:
-            self._tell(self._asked)
+        for asked in list(self._asked.values()):
+            self._tell(asked)
 
     def acknowledge(self, ack: Ack) -> None:
         """Forgets what the driver has."""
@@ -179,7 +177,7 @@ class RunWork:
         if self._engine is None:
             self._ordered = self._suspects.suspect_groups.keys() | self._suspects.fatal_rows.keys() | self._suspects.batch_halvings.keys()
             self._engine = self._start(self._suspects, self._inbox)
-        self._serving, self._heard, self._asked = False, monotonic(), None
+        self._serving, self._heard, self._asked = False, monotonic(), {}
         self._engine.send(offer)
 
     def _pass_on(self, message: Message) -> None:
@@ -199,8 +197,8 @@ class RunWork:
             case RunStopped(run):
                 if run == self._stopping:
                     self._end_stopping()
-            case PieceWanted():
-                self._asked = message
+            case PieceWanted() | PictureWanted():
+                self._asked[type(message)] = message
                 self._tell(message)
             case PolicyRefused():
                 self.held.drop_policy(message.policy)
@@ -208,7 +206,7 @@ class RunWork:
             case NoRoom():
                 for told in self.held.give_up(message):
                     self._tell(told)
-            case Figures() | PolicyLoaded() | Unfit():
+            case Figures() | PictureTaken() | PolicyLoaded() | Unfit():
                 self._tell(message)
             case _:
                 log.debug("the engine sent a message that is not an engine's: %s", type(message).__name__)
@@ -282,7 +280,7 @@ class RunWork:
 
     def _leave_run(self) -> None:
         self.held.stop()
-        self._offer, self._ready, self._serving, self._asked, self._newest = None, None, False, None, None
+        self._offer, self._ready, self._serving, self._asked, self._newest = None, None, False, {}, None
 
 
 def _model_of(ready: Ready) -> str:

@@ -17,6 +17,8 @@ from ..leasing.lease_log import LeaseLog
 from ..leasing.leaser import Leaser
 from ..leasing.open_lease import OpenLease
 from ..leasing.row_set import RowSet
+from ..parcels.file_desk import FileDesk
+from ..parcels.file_messages import PictureTaken, PictureWanted, PieceWanted
 from ..pipeline.model_work import OpenRun
 from ..pipeline.progress_display import Watch
 from ..pipeline.row_requests import RecordedRows
@@ -35,7 +37,6 @@ from .messages import (
     Lease,
     LeaseDone,
     NoRoom,
-    PieceWanted,
     PolicyLoaded,
     PolicyRefused,
     Ready,
@@ -63,6 +64,7 @@ class Driver:
         self._fleet, self._hellos, self._settings, self._run = fleet, hellos, settings, run
         self._offer = RunDescription.of(run).offer()
         self._policies = LeasePolicies(run, self._offer.run, fleet)
+        self._files = FileDesk(self._offer.run, run.config.data, self._policies.parcel, fleet.send)
         self._intake = FrameIntake(run.writer, run.spec.job.schema, run.layout, self._policies.require_named)
         self._quarantine = Quarantine(run, self._intake)
         self._leaser = Leaser(
@@ -80,7 +82,7 @@ class Driver:
         self._log, self._progress, self._answers = LeaseLog(run.run_dir), Progress(), WriterAnswers(run.writer)
         self._returns = RowReturns(self._answers, self._leaser, self._quarantine)
         self._members = Membership(
-            fleet, hellos, run, self._offer, self._roster, self._leaser, self._returns, self._policies, self._progress
+            fleet, hellos, run, self._offer, self._roster, self._leaser, self._returns, self._policies, self._files, self._progress
         )
         self._began = False
 
@@ -108,6 +110,7 @@ class Driver:
         self._roster.require(self._fleet.workers(), monotonic())
         usable = self._roster.usable()
         self._policies.look(usable)
+        self._files.look()
         if not self._began and len(usable) < self._settings.min_workers:
             return
         self._began = self._began or bool(usable)
@@ -152,8 +155,10 @@ class Driver:
                 self._take_unfit(told.worker, worker, message)
             case LeaseDone():
                 self._end_lease(told.worker, message.lease)
-            case PieceWanted() | PolicyLoaded():
-                self._policies.hear(told.worker, message)
+            case PieceWanted() | PictureWanted() | PictureTaken():
+                self._files.answer(told.worker, message)
+            case PolicyLoaded():
+                self._policies.note_loaded(message.policy)
             case PolicyRefused():
                 self._members.refuse_policy(told.worker, worker, message)
             case Figures():

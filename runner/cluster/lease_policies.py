@@ -1,4 +1,4 @@
-"""The policies of a rollout run over workers: which one a lease names, its files on the way to workers, what workers say of it.
+"""The policies of a rollout run over workers: which one a lease names, the files of each, what workers say of it.
 
 ``PolicyDesk`` decides. Does not know leases' rows.
 """
@@ -12,6 +12,7 @@ import pyarrow as pa
 from ...configs.rollout import RolloutConfig
 from ..leasing.open_lease import OpenLease
 from ..models.checkpoint import ADAPTER_CONTENTS, checkpoint_fingerprints
+from ..parcels.parcels import Parcel
 from ..pipeline.model_work import OpenRun
 from ..policies.policy_desk import PolicyDesk
 from ..policies.policy_source import FolderSource
@@ -19,8 +20,7 @@ from ..policies.policy_store import PolicyStore
 from ..policies.recorded_policies import policy_names
 from .config_files import local_adapters
 from .interface import Fleet
-from .messages import NewestPolicy, PieceWanted, PolicyLoaded
-from .parcels import Parcel, PieceDesk
+from .messages import NewestPolicy
 
 _LOOK_SECONDS = 1.0  # between looks for the trainer's newest step
 
@@ -32,8 +32,6 @@ class DroppedPolicy(ValueError):
 class LeasePolicies:
     """The policies of ``run``, whose digest is ``name``. Keeps the first one. All methods are for the driver's thread.
 
-    Answers workers that want the run's adapters, too.
-
     Raises ModelError where a policy of the run cannot be read, OSError where one cannot be kept.
     """
 
@@ -41,7 +39,6 @@ class LeasePolicies:
         self._name, self._fleet = name, fleet
         self._desk = _desk_of(run)
         self._adapters = local_adapters(run.config, run.spec)
-        self._pieces = PieceDesk(name, self._parcel, fleet.send)
         self._newest, self._looked = 0, 0.0
         self._dropped = set[str]()  # policies that a worker could not load, by name
 
@@ -73,16 +70,10 @@ class LeasePolicies:
             raise ValueError(f"policy {others.pop()} has sampled them, and shard {shard} is for {name}")
         self._desk.note_loaded(name)
 
-    def hear(self, worker: str, message: PieceWanted | PolicyLoaded) -> None:
-        """Sends a worker what it wants, or notes what it has loaded."""
-        if isinstance(message, PieceWanted):
-            self._pieces.answer(worker, message)
-        elif self._desk is not None:
-            self._desk.note_loaded(message.policy)
-
-    def forget(self, worker: str) -> None:
-        """Forgets what a worker wants, which has left."""
-        self._pieces.forget(worker)
+    def note_loaded(self, name: str) -> None:
+        """Notes a policy that a worker has loaded."""
+        if self._desk is not None:
+            self._desk.note_loaded(name)
 
     def refuse(self, name: str, reason: str) -> bool:
         """Notes that a worker cannot load a policy. Returns False where others can."""
@@ -98,15 +89,15 @@ class LeasePolicies:
             self._fleet.send(worker, NewestPolicy(self._name, self._desk.newest_version()))
 
     def look(self, workers: list[str]) -> None:
-        """Looks for the trainer's newest step now and then, and tells all workers of a new one. Sends pieces that wait for others."""
-        self._pieces.look()
+        """Looks for the trainer's newest step now and then, and tells all workers of a new one."""
         if self._desk is None or monotonic() < self._looked + _LOOK_SECONDS:
             return
         self._looked, before, self._newest = monotonic(), self._newest, self._desk.newest_version()
         for worker in workers if self._newest != before else ():
             self.tell_newest(worker)
 
-    def _parcel(self, name: str) -> Parcel | None:
+    def parcel(self, name: str) -> Parcel | None:
+        """Returns the files of a policy, or of an adapter that the config names, for workers that ask for them; None for others."""
         if (adapter := self._adapters.get(name)) is not None:
             return Parcel.of_folder(adapter, ADAPTER_CONTENTS)
         folder = None if self._desk is None else self._desk.folder(name)

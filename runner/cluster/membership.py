@@ -11,6 +11,7 @@ from ..core.errors import ModelError
 from ..core.progress import Progress
 from ..leasing.leaser import Leaser
 from ..leasing.track_record import TrackRecords
+from ..parcels.file_desk import FileDesk
 from ..pipeline.model_work import OpenRun
 from .interface import Fleet, Joined, Left
 from .lease_policies import LeasePolicies
@@ -37,11 +38,12 @@ class Membership:
         leaser: Leaser,
         returns: RowReturns,
         policies: LeasePolicies,
+        files: FileDesk,
         progress: Progress,
     ):
         self._fleet, self._hellos, self._run, self._offer = fleet, hellos, run, offer
         self._roster, self._leaser, self._returns, self._policies = roster, leaser, returns, policies
-        self._progress = progress
+        self._files, self._progress = files, progress
         self.track = TrackRecords()
         self.ending = False  # errors of workers do not count any more
 
@@ -85,7 +87,7 @@ class Membership:
         if worker.ready:
             log.warning("%s has left: %s; its rows go to others", name, left.reason)
         worker.ready, worker.left = False, monotonic()
-        self._policies.forget(name)
+        self._files.forget(name)
         leases, now = self._leaser.of(name), monotonic()
         self._returns.take(self._leaser.take_back(leases, now) if left.in_order else self._leaser.lose(name, now, worker.label))
         if not left.in_order and not worker.refused and (fault := self.track.lose(worker.label)):
@@ -96,7 +98,7 @@ class Membership:
         log.warning("%s is not used: it %s", name, why)
         worker.refused = f"it {why}"
         self._fleet.send(name, StopRun(self._offer.run, worker.refused))
-        self._policies.forget(name)
+        self._files.forget(name)
         self._returns.take(self._leaser.take_back(self._leaser.of(name), monotonic()))
 
     def refuse_policy(self, name: str, worker: KnownWorker, refused: PolicyRefused) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..core.shard_layout import Place
+from ..parcels.file_messages import NoParcel, PicturePart, PictureTaken, PictureWanted, Piece, PieceWanted
 
 TokenCounts = tuple[int, int, int, int]  # a row's position; tokens of its prompt, generated, scored
 
@@ -35,29 +36,6 @@ class Lease:
     recorded: tuple[Place, ...] = ()
     alone: bool = False
     policy: str | None = None
-
-
-@dataclass(slots=True, frozen=True)
-class Piece:
-    """A part of a parcel: files for a worker, one behind the other as one row of bytes.
-
-    files: their names and sizes. offset: of ``content`` in the row. checksum: sha256 of ``content``.
-    """
-
-    run: str
-    parcel: str
-    files: tuple[tuple[str, int], ...]
-    offset: int
-    content: bytes
-    checksum: bytes
-
-
-@dataclass(slots=True, frozen=True)
-class NoParcel:
-    """Answers a worker that wants a parcel which the driver does not have, or has no more."""
-
-    run: str
-    parcel: str
 
 
 @dataclass(slots=True, frozen=True)
@@ -206,15 +184,6 @@ class EngineDied:
 
 
 @dataclass(slots=True, frozen=True)
-class PieceWanted:
-    """Asks for the part of a parcel that begins at ``offset``. With the parcel's size it says that nothing more is wanted."""
-
-    run: str
-    parcel: str
-    offset: int
-
-
-@dataclass(slots=True, frozen=True)
 class PolicyLoaded:
     """The worker samples with the policy of this name from here on."""
 
@@ -247,7 +216,7 @@ class RunStopped:
     run: str
 
 
-ToWorker = RunOffer | Lease | Piece | NoParcel | NewestPolicy | Ack | StopRun | Dismiss
+ToWorker = RunOffer | Lease | Piece | NoParcel | PicturePart | NewestPolicy | Ack | StopRun | Dismiss
 FromWorker = (
     Hello
     | Ready
@@ -258,6 +227,8 @@ FromWorker = (
     | Frames
     | LeaseDone
     | PieceWanted
+    | PictureWanted
+    | PictureTaken
     | PolicyLoaded
     | PolicyRefused
     | Figures

@@ -50,6 +50,10 @@ class RowError(Exception):
         self.stage, self.name = stage, name or type(self).__name__
 
 
+class RunEnded(Exception):
+    """The run is to end, and what a thread waits for does not come. No row has failed."""
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Returns True for the errors that mlx and Python raise when an allocation fails."""
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(mark in str(error).lower() for mark in _MARKS))

@@ -28,7 +28,7 @@ from .content_parts import Message, NamedPicture, listed_pictures
 from .picture_text import PictureText
 from .placeholders import PictureEncoder
 from .processors import load_image_processor
-from .sources import PictureSources
+from .sources import FileReader, PictureSources
 
 log = logging.getLogger("mlx_bulk")
 
@@ -75,12 +75,12 @@ def has_vision_tower(model: Mapping[str, Any]) -> bool:
 
 
 def open_pictures(
-    config: JobConfig, folder: Path, model: Mapping[str, Any], tokenizer: Tokenizer, schema: pa.Schema
+    config: JobConfig, folder: Path, model: Mapping[str, Any], tokenizer: Tokenizer, schema: pa.Schema, files: FileReader | None = None
 ) -> PictureEncoder | None:
     """Returns what encodes the pictures of a run's rows; None where there are none, or where the model reads text alone.
 
-    folder, model: the checkpoint's, and its config.json. schema: the input's columns. Raises ConfigError and ModelError where the config
-    names a column of pictures, and they cannot be read.
+    folder, model: the checkpoint's, and its config.json. schema: the input's columns. files: see ``PictureSources``. Raises ConfigError
+    and ModelError where the config names a column of pictures, and they cannot be read.
     """
     if not has_vision_tower(model):
         if config.prompt.images is not None:
@@ -96,9 +96,8 @@ def open_pictures(
             raise
         log.warning("pictures in messages cannot be read, so their rows will fail: %s", error)
         return None
-    return PictureEncoder(
-        tokenizer, processor, PictureSources(picture_folders(config.data), config.data.fetch), config.data.max_image_pixels
-    )
+    sources = PictureSources(picture_folders(config.data) if files is None else (), config.data.fetch, files)
+    return PictureEncoder(tokenizer, processor, sources, config.data.max_image_pixels)
 
 
 def require_same_processor(pictures: PictureEncoder, folder: Path, model: Mapping[str, Any], tokenizer: Tokenizer, key: str) -> None:
@@ -162,6 +161,6 @@ def _folder_of(name: str) -> Path:
 
 
 def folder_beside(row: Row) -> Path:
-    """Returns the folder at which a row's relative paths begin: that of its file, and the working directory without one."""
+    """Returns the folder at which a row's relative paths begin: that of its file, and without one the working directory, as ``.``."""
     file = Path(row.source)
-    return Path.cwd() if not row.source or file.name in SPOOL_NAMES.values() or row.source.startswith("hf:") else file.parent
+    return Path() if not row.source or file.name in SPOOL_NAMES.values() or row.source.startswith("hf:") else file.parent

@@ -1,13 +1,16 @@
 """Finds a picture's bytes: in the row itself, in a file below the input's folder, in a data URL, or, where that is allowed, on the web.
 
-Knows nothing of what the bytes show. Bytes are read when they are asked for, and nothing of them is kept.
+A worker has no such files: it is given what asks the driver for them. Knows nothing of what the bytes show. Bytes are read when they
+are asked for, and nothing of them is kept.
 """
 
 import binascii
 import re
 from base64 import b64decode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from socket import gaierror
 from typing import Any
@@ -26,9 +29,16 @@ _DATA = re.compile(r"data:([^,;]*)((?:;[^,;]*)*),(.*)", re.DOTALL | re.IGNORECAS
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:", re.IGNORECASE)  # of two letters at least: C:\ is a path
 
 
+FileReader = Callable[[str, str, Path], bytes]
+"""Reads the file that a row names by a path; the arguments are those of ``PictureSources.file``. Raises RowError."""
+
+
 @dataclass(frozen=True, slots=True)
 class PictureSource:
-    """Where a picture's bytes are. name: for messages. read: returns the bytes, or raises RowError. path: the file, where it is one."""
+    """Where a picture's bytes are. name: for messages. read: returns the bytes, or raises RowError.
+
+    path: the file, where it is one; that of the driver's machine where a worker has the picture from there.
+    """
 
     name: str
     read: Callable[[], bytes]
@@ -40,18 +50,19 @@ class PictureSources:
     """Finds the pictures that rows name.
 
     folders: those that paths may lead into, with what lies below them. A relative path begins at the row's own folder. fetch: pictures
-    on the web may be read.
+    on the web may be read. files: reads files in the place of this machine's own.
     """
 
     folders: tuple[Path, ...]
     fetch: bool
+    files: FileReader | None = None
 
     def source(self, value: object, where: str, beside: Path) -> PictureSource:
         """Returns the source that a row's ``value`` names.
 
         value: a path, a data URL or an address as text; bytes; or a mapping with ``bytes`` and ``path`` (an Image of datasets) or ``url``.
         where: the value's place in the row, for messages. beside: the folder of the file that the row was read from. Raises RowError, and
-        ModelError where the folders themselves are not on this machine.
+        ModelError where the folders themselves are gone.
         """
         if isinstance(value, bytes | bytearray | memoryview):
             return _bytes_source(bytes(value), where)
@@ -67,10 +78,10 @@ class PictureSources:
         if value[:7].lower() in ("http://", "https:/"):
             return self._on_the_web(value, where)
         if value[:7].lower() == "file://":
-            return self._in_folder(unquote(urlsplit(value).path), where, beside)
+            return self._of_file(unquote(urlsplit(value).path), where, beside)
         if scheme := _SCHEME.match(value):
             raise picture_error(f"{where}: found an address of the kind {visible(scheme[0])}; expected a path, a data URL, or http(s)")
-        return self._in_folder(value, where, beside)
+        return self._of_file(value, where, beside)
 
     def _of_mapping(self, value: Mapping[str, Any], where: str, beside: Path) -> PictureSource:
         if value.get("bytes") is not None:
@@ -81,12 +92,21 @@ class PictureSources:
         names = ", ".join(visible(str(name)) for name in value) or "no keys"
         raise picture_error(f"{where}: found a mapping with {names}; expected one with bytes, path or url that is not null")
 
-    def _in_folder(self, path: str, where: str, beside: Path) -> PictureSource:
-        """Returns the source of a file. Raises RowError for one outside of the folders, also where a link leads out of them."""
+    def _of_file(self, path: str, where: str, beside: Path) -> PictureSource:
+        if (files := self.files) is not None:
+            return PictureSource(_shown(path, where), lambda: files(path, where, beside), beside / path)
+        file = self.file(path, where, beside)
+        return PictureSource(file.shown, file.read, file.place)
+
+    def file(self, path: str, where: str, beside: Path) -> "PictureFile":
+        """Returns the file that a row names by a path. Arguments and errors as in ``source``.
+
+        Raises RowError for a file outside of the folders, also where a link leads out of them.
+        """
         if "\0" in path:
             raise picture_error(f"{where}: the path holds a NUL character; expected the path of a picture")
         named = beside / path
-        shown = f"{where}: {visible(path)}"
+        shown = _shown(path, where)
         try:
             place = named.resolve()
             inside = any(place.is_relative_to(folder) for folder in self.folders)
@@ -96,17 +116,46 @@ class PictureSources:
             folders = " or ".join(visible(str(folder)) for folder in self.folders) or "no folder"
             link = " (a link leads there)" if ".." not in Path(path).parts and not Path(path).is_absolute() else ""
             raise picture_error(f"{shown} lies outside of the input's folder{link}; expected a picture below {folders}: copy it there")
-        if not any(place.is_relative_to(folder) and folder.is_dir() for folder in self.folders):  # a worker's machine lacks it
-            cure = "put it there at the same path, or give pictures as bytes or data URLs"
-            raise ModelError(f"data.path: {visible(str(place.parent))}, from which {where} names a picture, is not on this machine; {cure}")
-        expected = "expected a picture's file" if Path(path).is_absolute() else _beginning(beside)
-        return PictureSource(shown, lambda: _file_bytes(place, shown, expected), place)
+        if not any(place.is_relative_to(folder) and folder.is_dir() for folder in self.folders):
+            cure = "put it back, then run the same command again"
+            raise ModelError(f"data.path: {visible(str(place.parent))}, from which {where} names a picture, is not there any more; {cure}")
+        return PictureFile(place, shown, "expected a picture's file" if Path(path).is_absolute() else _beginning(beside))
 
     def _on_the_web(self, url: str, where: str) -> PictureSource:
         shown = f"{where}: {visible(url[:200])}"
         if not self.fetch:
             raise picture_error(f"{shown} is on the web, which is not read; set data.fetch: true, or download it and give its path")
         return PictureSource(shown, lambda: _fetched(url, shown))
+
+
+@dataclass(frozen=True, slots=True)
+class PictureFile:
+    """A picture's file below the input's folder. shown: as messages name it. expected: follows the message on one that is not there."""
+
+    place: Path
+    shown: str
+    expected: str
+
+    def read(self) -> bytes:
+        """Returns the file's bytes. Raises RowError."""
+        with self.opened() as file:
+            return file.read()
+
+    @contextmanager
+    def opened(self) -> Generator[BufferedReader]:
+        """Opens the file for a block that reads it. Raises RowError, in the block too."""
+        place, shown = self.place, self.shown
+        try:
+            if not place.exists():
+                raise picture_error(f"{shown} is not there; {self.expected}")
+            if not place.is_file():
+                raise picture_error(f"{shown} is {'a folder' if place.is_dir() else 'no regular file'}; expected a picture's file")
+            if (size := place.stat().st_size) > MOST_BYTES:
+                raise picture_error(f"{shown} has {size >> 20:,} MiB; expected a picture of at most {MOST_BYTES >> 20} MiB")
+            with place.open("rb") as file:
+                yield file
+        except OSError as error:
+            raise picture_error(f"{shown} cannot be read: {error.strerror or error}") from None
 
 
 def picture_error(message: str) -> RowError:
@@ -145,25 +194,16 @@ def _bytes_source(data: bytes, where: str) -> PictureSource:
     return PictureSource(where, read)
 
 
+def _shown(path: str, where: str) -> str:
+    """Returns what messages call the file that a row names."""
+    return f"{where}: {visible(path)}"
+
+
 def _beginning(beside: Path) -> str:
     """Says where a row's relative paths begin."""
     whole = beside.absolute()
     kind = "the working directory" if whole == Path.cwd() else "the folder of the row's file"
     return f"paths begin at {visible(str(whole))}, {kind}"
-
-
-def _file_bytes(place: Path, shown: str, expected: str) -> bytes:
-    """Returns a file's bytes. expected: follows the message on one that is not there."""
-    try:
-        if not place.exists():
-            raise picture_error(f"{shown} is not there; {expected}")
-        if not place.is_file():
-            raise picture_error(f"{shown} is {'a folder' if place.is_dir() else 'no regular file'}; expected a picture's file")
-        if (size := place.stat().st_size) > MOST_BYTES:
-            raise picture_error(f"{shown} has {size >> 20:,} MiB; expected a picture of at most {MOST_BYTES >> 20} MiB")
-        return place.read_bytes()
-    except OSError as error:
-        raise picture_error(f"{shown} cannot be read: {error.strerror or error}") from None
 
 
 class _WebRedirects(HTTPRedirectHandler):

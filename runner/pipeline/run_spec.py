@@ -25,6 +25,7 @@ from ..grammar.spec_values import grammar_identity
 from ..images.kept_pictures import kept_type
 from ..images.processors import image_libraries
 from ..images.row_pictures import open_pictures, require_same_processor
+from ..images.sources import FileReader
 from ..models import checkpoint as checkpoints
 from ..models import reference_checkpoint as references
 from ..models.checkpoint import Checkpoint
@@ -60,14 +61,17 @@ class RunSpec:
         return cls.of_scan(scanned, config, kind)
 
     @classmethod
-    def of_scan(cls, scanned: Scan, config: JobConfig, kind: Kind) -> Self:
-        """Makes the spec of an input that is scanned already. Raises ConfigError and ModelError where no run can begin."""
+    def of_scan(cls, scanned: Scan, config: JobConfig, kind: Kind, files: FileReader | None = None) -> Self:
+        """Makes the spec of an input that is scanned already. files: see ``PictureSources``.
+
+        Raises ConfigError and ModelError where no run can begin.
+        """
         kind.check(config, scanned.columns)
         kept = scanned.input_type(config.data.keep)
         checkpoint = checkpoints.find_checkpoint(config.loaded)
         tokenizer = _tokenizer_of(checkpoint, config)
         vocabulary = vocabulary_of(checkpoint, tokenizer)
-        pictures = open_pictures(config, checkpoint.folder, checkpoint.config, tokenizer, scanned.schema)
+        pictures = open_pictures(config, checkpoint.folder, checkpoint.config, tokenizer, scanned.schema, files)
         reference = (
             None if config.reference is None else references.find_reference(config.reference, vocabulary, tokenizer, config.reference_key)
         )

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ...configs.errors import ConfigError
 from ...configs.visible import visible
 from ...kernels import backend, native
-from ..core.errors import DataError, ModelError, first_line, is_out_of_memory
+from ..core.errors import DataError, ModelError, RunEnded, first_line, is_out_of_memory
 from ..core.images import PromptImage
 from ..layers.kernel_injection import LEAST, TOLERANCE
 from ..layers.layer_patching import patch_layers, unpatch_layers
@@ -119,7 +119,7 @@ class Tower:
             finite = mx.stack([mx.isfinite(layer).all() for layer in (embeddings, *deepstack)]).all()
             mx.eval(embeddings, finite, *deepstack)
         except Exception as error:  # a model file may fail in any way
-            if isinstance(error, DataError) or is_out_of_memory(error):
+            if isinstance(error, DataError | RunEnded) or is_out_of_memory(error):
                 raise
             raise ModelError(f"the vision tower fails on a picture of {image.tokens} tokens: {first_line(error)}") from error
         if embeddings.shape[0] != image.tokens or any(layer.shape != embeddings.shape for layer in deepstack):

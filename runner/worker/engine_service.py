@@ -14,16 +14,18 @@ from tempfile import TemporaryDirectory
 from ...configs.errors import BulkError
 from ..cluster.description import RunDescription
 from ..cluster.interface import Connection
-from ..cluster.messages import Dismiss, Lease, NewestPolicy, NoParcel, Piece, RunFailed, RunOffer, RunRefused, RunStopped, StopRun
+from ..cluster.messages import Dismiss, Lease, NewestPolicy, RunFailed, RunOffer, RunRefused, RunStopped, StopRun
 from ..core.errors import first_line
 from ..core.host_process import HostProcess
 from ..models.model_pool import ModelPool
+from ..parcels.file_messages import NoParcel, PicturePart, Piece
 from ..pipeline.job import Kind
 from ..ranks.ranks import ALONE, Ranks
 from .lease_session import LeaseSession
 from .loaded_run import DifferentResults
 from .local_config import RunGivenUp
 from .parcel_shelf import ParcelShelf
+from .picture_cache import PictureCache
 
 log = logging.getLogger("mlx_bulk")
 
@@ -49,6 +51,7 @@ class _Service:
         self._offered: RunOffer | None = None  # the run that is loaded, or is to be loaded next
         self._early: list[Lease] = []  # leases of a run whose models are not loaded yet
         self._session: LeaseSession | None = None
+        self._pictures = PictureCache()
         self._shelf: ParcelShelf | None = None  # of the run whose models are loaded, or are being loaded
 
     def run(self) -> None:
@@ -68,7 +71,7 @@ class _Service:
                         self._offer(message)
                     case Lease():
                         self._lease(message)
-                    case Piece() | NoParcel():
+                    case Piece() | NoParcel() | PicturePart():
                         self._hand_over(message)
                     case NewestPolicy():
                         self._note_newest(message)
@@ -108,8 +111,11 @@ class _Service:
             elif self._offered is not None and self._offered.run == lease.run:
                 self._early.append(lease)
 
-    def _hand_over(self, message: Piece | NoParcel) -> None:
-        if (shelf := self._shelf) is not None and shelf.run == message.run:
+    def _hand_over(self, message: Piece | NoParcel | PicturePart) -> None:
+        if isinstance(message, PicturePart):
+            if (session := self._session) is not None and session.run_name == message.run:
+                session.pictures.take(message)
+        elif (shelf := self._shelf) is not None and shelf.run == message.run:
             shelf.take(message)
 
     def _note_newest(self, newest: NewestPolicy) -> None:
@@ -135,6 +141,7 @@ class _Service:
                 self._kinds,
                 self._pool,
                 shelf,
+                self._pictures,
                 scratch,
                 lambda: self._offered is not offer or self._process.stopped(),
                 self._process,

@@ -11,6 +11,7 @@ import pickle
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from time import monotonic
@@ -20,7 +21,7 @@ from ...configs.rollout import RolloutConfig
 from ..cluster.description import RunDescription
 from ..cluster.messages import Begun, Figures, FromWorker, Lease, LeaseDone, NoRoom, PolicyLoaded, PolicyRefused, Ready
 from ..cluster.roster import COUNTS
-from ..core.errors import OutOfRoom
+from ..core.errors import OutOfRoom, RunEnded
 from ..core.host_process import HostProcess
 from ..core.requests import AnyRequest, BadRow, Row
 from ..engine.interface import EngineInterface
@@ -35,8 +36,10 @@ from ..ranks.lockstep import SharedInput
 from .lease_sink import LeaseSink
 from .loaded_run import loaded_run
 from .parcel_shelf import ParcelShelf
+from .picture_cache import PictureCache
 from .recorded_places import RecordedPlaces
 from .room_check import RoomCheck
+from .sent_pictures import SentPictures
 from .sent_policies import PolicyNotLoaded, SentPolicies
 
 log = logging.getLogger("mlx_bulk")
@@ -51,7 +54,7 @@ _SHORTAGES = 3  # in turn, without a finished lease between: then the rows are n
 class LeaseSession:
     """A worker's part of the run that ``described`` tells of. Making one loads the models.
 
-    shelf, scratch, given_up: see ``local_config``. tell: sends a message; process: see ``HostProcess``. Raises as ``loaded_run``.
+    shelf, scratch, given_up: see ``local_config``; cache: of pictures. tell: sends messages; process: ``HostProcess``. Raises as ``loaded_run``.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class LeaseSession:
         kinds: Mapping[str, Kind],
         pool: ModelPool,
         shelf: ParcelShelf,
+        cache: PictureCache,
         scratch: Path,
         given_up: Callable[[], bool],
         process: HostProcess,
@@ -73,7 +77,8 @@ class LeaseSession:
         self._described, self._process, self._tell = described, process, tell
         self._orders = process.supervisor.orders(Path(described.run))
         self._ranks, halved = pool.ranks, pool.ranks.share(self._orders.batch_halvings)
-        loaded = loaded_run(described, kinds, pool, scratch, halved, shelf, given_up)
+        self.pictures = SentPictures(described.run, cache, tell, self._stopped)
+        loaded = loaded_run(described, kinds, pool, scratch, halved, shelf, given_up, self.pictures.read)
         config, spec, models = loaded.config, loaded.spec, loaded.models
         self._loaded, self._scratch = loaded, scratch
         self._config, self._spec = config, spec
@@ -114,7 +119,7 @@ class LeaseSession:
         try:
             while self._ranks.wait_for(self._has_lease) and self._next is not None:
                 first, self._next = self._next, None
-                with shortage_as_error(_CURE):
+                with shortage_as_error(_CURE), suppress(RunEnded):
                     self._run_leases(first)
         except Exception:
             if not self._ranks.lost:  # the others wait for the next lease

@@ -13,6 +13,7 @@ from ...configs.schema import JobConfig
 from ..cluster.description import RunDescription
 from ..core.shard_layout import Layout
 from ..engine.interface import EngineInterface
+from ..images.sources import FileReader
 from ..models.model_pool import ModelPool
 from ..pipeline.job import Kind
 from ..pipeline.loading import LoadedModels, load_models, rater_of
@@ -62,8 +63,10 @@ def loaded_run(
     halved: int,
     shelf: ParcelShelf | None = None,
     given_up: Callable[[], bool] = lambda: False,
+    files: FileReader | None = None,
 ) -> LoadedRun:
-    """Makes a run's job and loads its models, on all ranks of the pool. halved: how often batches are halved. Others: ``local_config``.
+    """Makes a run's job and loads its models, on all ranks of the pool. halved: how often batches are halved. files: see
+    ``PictureSources``. Others: ``local_config``.
 
     Raises DifferentResults where the run's identity is another one here, or the job is none for a group; RunGivenUp; BulkError as a run
     does.
@@ -71,17 +74,19 @@ def loaded_run(
     found: list[LocalConfig] = []
     with pool.ranks.while_loading():
         require_alike(pool.ranks)
-        files = None if pool.ranks.several else shelf
-        pool.ranks.jointly(lambda: found.append(local_config(described, scratch, files, given_up, pool.folder)))
-        return _loaded(described, found[0], kinds, pool, halved)
+        adapters = None if pool.ranks.several else shelf
+        pool.ranks.jointly(lambda: found.append(local_config(described, scratch, adapters, given_up, pool.folder)))
+        return _loaded(described, found[0], kinds, pool, halved, files)
 
 
-def _loaded(described: RunDescription, local: LocalConfig, kinds: Mapping[str, Kind], pool: ModelPool, halved: int) -> LoadedRun:
+def _loaded(
+    described: RunDescription, local: LocalConfig, kinds: Mapping[str, Kind], pool: ModelPool, halved: int, files: FileReader | None
+) -> LoadedRun:
     ranks, config = pool.ranks, local.config
     specs: list[RunSpec] = []
 
     def identity() -> dict[str, Any]:
-        specs.append(local.spec(described.scan, kinds[config.job]))
+        specs.append(local.spec(described.scan, kinds[config.job], files))
         return local.identity(specs[0])
 
     identities = ranks.jointly(identity)

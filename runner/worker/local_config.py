@@ -17,6 +17,7 @@ from ..cluster.description import RunDescription
 from ..core.errors import ModelError
 from ..data.scan_result import Scan
 from ..files.hash_cache import folder_sha256
+from ..images.sources import FileReader
 from ..models.checkpoint import ADAPTER_CONTENTS
 from ..pipeline.job import Kind
 from ..pipeline.run_spec import RunSpec
@@ -35,10 +36,10 @@ class LocalConfig:
     config: JobConfig
     told: JobConfig
 
-    def spec(self, scan: Scan, kind: Kind) -> RunSpec:
-        """Makes the spec of the run. Raises ConfigError and ModelError where it cannot begin here."""
+    def spec(self, scan: Scan, kind: Kind, files: FileReader | None) -> RunSpec:
+        """Makes the spec of the run. files: see ``PictureSources``. Raises ConfigError and ModelError where it cannot begin here."""
         try:
-            return RunSpec.of_scan(scan, self.config, kind)
+            return RunSpec.of_scan(scan, self.config, kind, files)
         except ConfigError as error:
             raise ConfigError(f"{error}{self._advice}") from error
 

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
-from ..cluster.messages import FromWorker, NoParcel, Piece, PieceWanted
+from ..cluster.messages import FromWorker
+from ..parcels.file_messages import NoParcel, Piece, PieceWanted
 
 log = logging.getLogger("mlx_bulk")
 

@@ -19,10 +19,11 @@ from mlx_bulk.jobs.rewards.functions import find_functions, function_sources
 from mlx_bulk.runner.cluster.config_files import with_values
 from mlx_bulk.runner.cluster.description import RunDescription
 from mlx_bulk.runner.cluster.fleet_work import ClusterWork
-from mlx_bulk.runner.cluster.messages import Piece, RunOffer
+from mlx_bulk.runner.cluster.messages import RunOffer
 from mlx_bulk.runner.core.errors import DataError, ModelError
 from mlx_bulk.runner.core.host_process import HostProcess
 from mlx_bulk.runner.models.model_pool import ModelPool
+from mlx_bulk.runner.parcels.file_messages import Piece
 from mlx_bulk.runner.pipeline import session
 from mlx_bulk.runner.pipeline.model_work import ModelWork, SessionWork
 from mlx_bulk.runner.runs.run_dir import Start

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlx_bulk.runner.cluster.messages import Frames, FromWorker, Lease, NewestPolicy, Piece, PieceWanted, PolicyRefused
+from mlx_bulk.runner.cluster.messages import Frames, FromWorker, Lease, NewestPolicy, PolicyRefused
 from mlx_bulk.runner.core.host_process import HostProcess
 from mlx_bulk.runner.files.checked_lines import read_lines
 from mlx_bulk.runner.models.model_pool import ModelPool
+from mlx_bulk.runner.parcels.file_messages import Piece, PieceWanted
 from mlx_bulk.runner.pipeline.model_work import ModelWork
 from mlx_bulk.runner.policies.policy_source import DONE
 

@@ -55,9 +55,9 @@ def test_absolute_paths_and_file_addresses_below_the_folder_are_read(folder: Pat
     assert read(folder, "../pictures/a.png", beside=folder / "rows") == PNG
 
 
-def test_a_machine_without_the_inputs_folder_is_to_blame_and_not_the_row(tmp_path: Path) -> None:
-    """Workers read pictures from the paths that rows name."""
-    with pytest.raises(ModelError, match=r"data\.path: .*/away, from which images names a picture, is not on this machine"):
+def test_a_folder_that_is_gone_is_to_blame_and_not_the_row(tmp_path: Path) -> None:
+    """A disk may go while a run works: all rows that are left would fail."""
+    with pytest.raises(ModelError, match=r"data\.path: .*/away, from which images names a picture, is not there any more; put it back"):
         read(tmp_path.resolve() / "away", "a.png")
 
 

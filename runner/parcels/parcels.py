@@ -3,18 +3,17 @@
 So a connection never holds more than one piece for a worker, and the driver's memory only a few. Does not know what the files are.
 """
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from time import monotonic
 
-from .messages import NoParcel, Piece, PieceWanted
+from .file_messages import NoParcel, Piece, PieceWanted
+from .turns import Turns
 
 PIECE_BYTES = 8 << 20
 AT_ONCE = 4  # pieces that are on the way to workers
-PLACE_SECONDS = 10.0  # after which a worker that asks for nothing more keeps no place among these
 
 Send = Callable[[str, Piece | NoParcel], None]
 
@@ -57,40 +56,17 @@ class PieceDesk:
     """Answers workers that want pieces of the parcels of ``run``. found: returns a parcel by its name, None where there is none."""
 
     def __init__(self, run: str, found: Callable[[str], Parcel | None], send: Send, clock: Callable[[], float] = monotonic):
-        self._run, self._found, self._send, self._clock = run, found, send, clock
-        self._on_the_way: dict[str, float] = {}  # since when, by worker
-        self._waiting: deque[tuple[str, PieceWanted]] = deque()
+        self._run, self._found, self._send = run, found, send
+        self.turns = Turns(AT_ONCE, self._serve, clock)
 
-    def answer(self, worker: str, wanted: PieceWanted) -> None:
-        """Sends the worker what it wants, now or when fewer pieces are on the way. What it got before has arrived."""
-        self.forget(worker)
-        self._waiting.append((worker, wanted))
-        self._go_on()
-
-    def forget(self, worker: str) -> None:
-        """Forgets what a worker wants, which has left or asks anew."""
-        self._on_the_way.pop(worker, None)
-        self._waiting = deque(each for each in self._waiting if each[0] != worker)
-        self._go_on()
-
-    def look(self) -> None:
-        """Gives the places of workers that have fallen silent to others that wait."""
-        if self._waiting:
-            due = self._clock() - PLACE_SECONDS
-            self._on_the_way = {worker: since for worker, since in self._on_the_way.items() if since > due}
-            self._go_on()
-
-    def _go_on(self) -> None:
-        while self._waiting and len(self._on_the_way) < AT_ONCE:
-            worker, wanted = self._waiting.popleft()
-            try:
-                parcel = self._found(wanted.parcel)
-                piece = None if parcel is None else parcel.piece(self._run, wanted.parcel, wanted.offset)
-            except OSError:  # its files are gone
-                parcel = piece = None
-            if parcel is None:
-                self._send(worker, NoParcel(self._run, wanted.parcel))
-            elif piece is not None:
-                if piece.content:  # else nothing more is wanted of it
-                    self._on_the_way[worker] = self._clock()
-                self._send(worker, piece)
+    def _serve(self, worker: str, wanted: PieceWanted) -> bool:
+        try:
+            parcel = self._found(wanted.parcel)
+            piece = None if parcel is None else parcel.piece(self._run, wanted.parcel, wanted.offset)
+        except OSError:  # its files are gone
+            parcel = piece = None
+        if parcel is None:
+            self._send(worker, NoParcel(self._run, wanted.parcel))
+        elif piece is not None:
+            self._send(worker, piece)
+        return piece is not None and bool(piece.content)  # else nothing more is wanted of it

@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from mlx_bulk.runner.cluster import parcels
-from mlx_bulk.runner.cluster.messages import NoParcel, Piece, PieceWanted
-from mlx_bulk.runner.cluster.parcels import Parcel, PieceDesk
+from mlx_bulk.runner.parcels import parcels, turns
+from mlx_bulk.runner.parcels.file_messages import NoParcel, Piece, PieceWanted
+from mlx_bulk.runner.parcels.parcels import Parcel, PieceDesk
 from mlx_bulk.runner.worker.parcel_shelf import NoSuchParcel, ParcelShelf
 
 FILES = {"a.json": b"{}", "b.bin": bytes(range(250)), "empty": b"", "z.txt": b"the end"}
@@ -38,7 +38,7 @@ def arrive(
     for name in names:
         shelf.want(name)
     while asked:
-        desk.answer("worker", asked.pop(0))
+        desk.turns.answer("worker", asked.pop(0))
     return shelf, sizes
 
 
@@ -81,7 +81,7 @@ def test_a_parcel_that_the_driver_has_not_is_told(folder: Path, tmp_path: Path):
     asked: list[PieceWanted] = []
     shelf = ParcelShelf("run", tmp_path / "shelf", lambda message: asked.append(message) if isinstance(message, PieceWanted) else None)
     shelf.want("gone")
-    PieceDesk("run", lambda name: None, lambda worker, message: shelf.take(message)).answer("worker", asked[0])
+    PieceDesk("run", lambda name: None, lambda worker, message: shelf.take(message)).turns.answer("worker", asked[0])
     with pytest.raises(NoSuchParcel, match="does not have it"):
         shelf.wait_for("gone", lambda: False)
 
@@ -99,12 +99,12 @@ def test_few_pieces_are_on_the_way_at_once(folder: Path):
 
     desk = PieceDesk("run", lambda name: Parcel.of_folder(folder), send)
     for number in range(6):
-        desk.answer(f"w{number}", PieceWanted("run", "one", 0))
+        desk.turns.answer(f"w{number}", PieceWanted("run", "one", 0))
     assert sent == [(f"w{number}", 0) for number in range(parcels.AT_ONCE)]
-    desk.answer("w1", PieceWanted("run", "one", 100))  # those that wait come first
+    desk.turns.answer("w1", PieceWanted("run", "one", 100))  # those that wait come first
     assert sent[parcels.AT_ONCE :] == [("w4", 0)]
-    desk.forget("w0")
-    desk.answer("w2", PieceWanted("run", "one", 259))  # it has all
+    desk.turns.forget("w0")
+    desk.turns.answer("w2", PieceWanted("run", "one", 259))  # it has all
     assert sent[parcels.AT_ONCE :] == [("w4", 0), ("w5", 0), ("w1", 100)]
 
 
@@ -124,17 +124,17 @@ def test_a_parcel_that_is_given_up_leaves_its_place_to_others(folder: Path, tmp_
     desk = PieceDesk("run", lambda name: Parcel.of_folder(folder), send)
     shelf.want("one")
     while asked:
-        desk.answer("full", asked.pop(0))
-    desk.answer("other", PieceWanted("run", "one", 0))
+        desk.turns.answer("full", asked.pop(0))
+    desk.turns.answer("other", PieceWanted("run", "one", 0))
     assert served == ["full", "other"]
 
 
 def test_files_that_have_become_shorter_on_the_way_are_told(folder: Path):
     sent: list[Piece | NoParcel] = []
     desk = PieceDesk("run", lambda name: Parcel.of_folder(folder), lambda worker, message: sent.append(message))
-    desk.answer("worker", PieceWanted("run", "one", 0))
+    desk.turns.answer("worker", PieceWanted("run", "one", 0))
     (folder / "b.bin").write_bytes(b"")
-    desk.answer("worker", PieceWanted("run", "one", 100))
+    desk.turns.answer("worker", PieceWanted("run", "one", 100))
     assert isinstance(sent[1], NoParcel)
 
 
@@ -143,11 +143,11 @@ def test_a_worker_that_falls_silent_leaves_its_place_to_others(folder: Path, mon
     served, now = list[str](), [0.0]
     desk = PieceDesk("run", lambda name: Parcel.of_folder(folder), lambda worker, _: served.append(worker), lambda: now[0])
     for worker in ("stopped", "other"):
-        desk.answer(worker, PieceWanted("run", "one", 0))
-    desk.look()
+        desk.turns.answer(worker, PieceWanted("run", "one", 0))
+    desk.turns.look()
     assert served == ["stopped"]
-    now[0] = parcels.PLACE_SECONDS
-    desk.look()
+    now[0] = turns.PLACE_SECONDS
+    desk.turns.look()
     assert served == ["stopped", "other"]
 
 
@@ -164,5 +164,5 @@ def test_a_parcel_of_empty_files_arrives_and_keeps_no_place(folder: Path, tmp_pa
     served: list[str] = []
     desk = PieceDesk("run", lambda name: Parcel.of_folder(folder), lambda worker, _: served.append(worker))
     for worker in ("first", "second"):
-        desk.answer(worker, PieceWanted("run", "one", 0))
+        desk.turns.answer(worker, PieceWanted("run", "one", 0))
     assert served == ["first", "second"]
