@@ -54,7 +54,7 @@ _SHORTAGES = 3  # in turn, without a finished lease between: then the rows are n
 class LeaseSession:
     """A worker's part of the run that ``described`` tells of. Making one loads the models.
 
-    shelf, scratch, given_up: see ``local_config``; cache: of pictures. tell: sends messages; process: ``HostProcess``. Raises as ``loaded_run``.
+    shelf, scratch, given_up: see ``local_config``. cache: of pictures. tell: sends messages to the driver. Raises as ``loaded_run``.
     """
 
     def __init__(

@@ -66,7 +66,7 @@ def test_each_shard_has_one_policy_whoever_dies(bench: Bench, update: str):
 def test_a_policy_goes_to_the_worker_in_pieces_and_samples_as_in_a_plain_run(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     step(bench, 3)
     fleet = ThreadFleet(engine, 1)
-    monkeypatch.setattr("mlx_bulk.runner.cluster.parcels.PIECE_BYTES", 4096)
+    monkeypatch.setattr("mlx_bulk.runner.parcels.parcels.PIECE_BYTES", 4096)
     roll(bench, over(fleet), rows=ROWS[:8])
     fleet.end(True)
     roll(bench, ModelWork(ModelPool()), output="plain", rows=ROWS[:8])
@@ -98,7 +98,7 @@ def test_a_damaged_piece_is_asked_for_again(bench: Bench, monkeypatch: pytest.Mo
         send(worker, replace(message, content=b"x" + message.content[1:]) if wrong else message)
 
     monkeypatch.setattr(fleet, "send", spoil)
-    monkeypatch.setattr("mlx_bulk.runner.cluster.parcels.PIECE_BYTES", 4096)
+    monkeypatch.setattr("mlx_bulk.runner.parcels.parcels.PIECE_BYTES", 4096)
     done = roll(bench, over(fleet), rows=ROWS[:4])
     fleet.end(True)
     assert done.complete
@@ -243,7 +243,7 @@ def test_a_worker_that_dies_in_the_middle_of_a_policy_costs_nothing(bench: Bench
         return True
 
     fleet = ThreadFleet(engine, 1, watch)
-    monkeypatch.setattr("mlx_bulk.runner.cluster.parcels.PIECE_BYTES", 4096)
+    monkeypatch.setattr("mlx_bulk.runner.parcels.parcels.PIECE_BYTES", 4096)
     done = roll(bench, over(fleet), rows=ROWS[:4])
     fleet.end(True)
     assert (done.complete, done.refused) == (True, 0)

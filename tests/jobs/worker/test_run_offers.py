@@ -10,8 +10,6 @@ from mlx_bulk.runner.cluster.messages import (
     EngineDied,
     Frames,
     NewestPolicy,
-    Piece,
-    PieceWanted,
     Ready,
     RunFailed,
     RunOffer,
@@ -19,6 +17,7 @@ from mlx_bulk.runner.cluster.messages import (
     RunStopped,
     StopRun,
 )
+from mlx_bulk.runner.parcels.file_messages import PicturePart, PictureWanted, Piece, PieceWanted
 from mlx_bulk.runner.store.shard_ledger import WHOLE
 
 from ..support.simulated_engine import OTHER, RUN, Simulation, lease
@@ -124,6 +123,22 @@ def test_what_the_engine_wants_is_asked_for_again_on_a_new_connection_until_it_c
     assert simulation.engines[-1].got.pop() == piece
     simulation.work.ask_again()
     assert simulation.told.count(wanted) == 1
+
+
+def test_a_picture_and_a_parcel_may_be_wanted_at_once():
+    simulation = Simulation()
+    simulation.work.begin(RunOffer(RUN, b""))
+    simulation.run_engine()
+    wanted = [PieceWanted(RUN, "3-aa", 0), PictureWanted(RUN, 7, "[]")]
+    for each in wanted:
+        simulation.engines[-1].say(each)
+    for left, answer in ((wanted, Piece(RUN, "3-aa", (("a", 1),), 0, b"x", b"")), (wanted[1:], PicturePart(RUN, 7)), ([], None)):
+        told = len(simulation.told)
+        simulation.work.ask_again()
+        assert simulation.told[told:] == left
+        if answer is not None:
+            simulation.work.hand_on(answer)
+            assert simulation.engines[-1].got.pop() == answer
 
 
 def test_a_new_engine_hears_of_the_newest_policy_and_asks_for_itself():

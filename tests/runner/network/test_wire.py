@@ -9,11 +9,11 @@ from mlx_bulk.runner.cluster.messages import (
     Hello,
     Lease,
     Message,
-    Piece,
     PolicyRefused,
     RunFailed,
 )
 from mlx_bulk.runner.network.wire import from_wire, to_wire
+from mlx_bulk.runner.parcels.file_messages import PicturePart, PictureTaken, PictureWanted, Piece
 
 
 def plain(value: object) -> object:
@@ -28,6 +28,9 @@ def plain(value: object) -> object:
     [
         Lease("ab", "1-2", 3, b"rows", ((4, 0), (5, -1)), True),
         Lease("ab", "1-2", 3, b"rows", policy="3-aa"),
+        PictureWanted("ab", 1 << 50, '["a\\ud800", "image", "."]', "0" * 64, 1 << 20),
+        PicturePart("ab", 1 << 50, 1 << 20, "0" * 64, 1 << 21, b"\x00\xff", "image: a.png is not there"),
+        PictureTaken("ab"),
         Piece("ab", "3-aa", (("a.json", 3), ("b", 0)), 1, b"\x00\xff", b"sum"),
         PolicyRefused("ab", "3-aa", "no such layer"),
         Ack("ab", 7),
