@@ -20,7 +20,7 @@ from .file_messages import PicturePart, PictureWanted
 from .turns import Turns
 
 PART_BYTES = 1 << 20
-AT_ONCE = 16  # parts that are on the way to workers
+AT_ONCE = 8  # parts that are on the way to workers
 _REMEMBERED = 1 << 14  # files whose sha256 is remembered
 
 _Mark = tuple[int, Stamp]  # of a file: its size and its stamp
