@@ -19,14 +19,15 @@ template <int M, int N>
 inline void dots_in_registers(const float* a, long lda, const float* b, long ldb, long depth, float* c, long ldc, const float* bias) {
   V acc[M][N] = {};
   auto add = [&](auto at) {  // `at` loads W numbers
-    V right[N];
+    V left[M];
 #pragma GCC unroll 8
-    for (int n = 0; n < N; n++) right[n] = at(b + n * ldb);
+    for (int m = 0; m < M; m++) left[m] = at(a + m * lda), keep(left[m]);
 #pragma GCC unroll 8
-    for (int m = 0; m < M; m++) {
-      V left = at(a + m * lda);
+    for (int n = 0; n < N; n++) {
+      V right = at(b + n * ldb);
+      if (M > 1) keep(right);
 #pragma GCC unroll 8
-      for (int n = 0; n < N; n++) acc[m][n] += left * right[n];
+      for (int m = 0; m < M; m++) acc[m][n] += left[m] * right;
     }
   };
   long k = 0;
@@ -70,7 +71,7 @@ inline void outer_in_registers(const float* a, long lda, const float* b, long ld
     V right[N];
     if (next) __builtin_prefetch(next + 16 * k, 0, 2);
 #pragma GCC unroll 8
-    for (int n = 0; n < N; n++) right[n] = load(b + k * ldb + n * W);
+    for (int n = 0; n < N; n++) right[n] = load(b + k * ldb + n * W), keep(right[n]);
 #pragma GCC unroll 8
     for (int m = 0; m < M; m++) {
       V left = all(a[m * lda + k]);

@@ -13,7 +13,7 @@ namespace [[gnu::visibility("hidden")]] kernels {
 
 // Sums kept in registers at once, rows x columns; they leave room for the operands.
 constexpr int ROWS = 6, WIDE = REGISTERS == 32 ? 4 : 2;
-constexpr int PANEL_ROWS = REGISTERS == 32 ? 8 : 6, PANEL = (REGISTERS == 32 ? 3 : 2) * W;
+constexpr int PANEL_ROWS = REGISTERS == 32 ? 8 : 4, PANEL = 3 * W;
 
 // A weight [n, depth] in `bits` bits: 2, 3, 4, 5, 6 or 8; see matmul_quantized.h. The struct's layout is that of `QuantizedPlace` in
 // kernels/quantized.py.

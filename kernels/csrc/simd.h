@@ -35,6 +35,15 @@ inline V load_part(const float* p, long count) {
 inline void store(float* p, V v) { *(Loose*)p = v; }
 inline V all(float x) { return x - V{}; }  // not x + V{}: that turns -0 into 0, so the compiler must compute it
 
+// Keeps a loaded vector in its register. Else GCC may read it from memory again in each product of a small tile, and loads become the limit.
+inline void keep(V& v) {
+#if defined(__x86_64__)
+  asm volatile("" : "+v"(v));
+#elif defined(__aarch64__)
+  asm volatile("" : "+w"(v));
+#endif
+}
+
 inline long whole_vectors(long n) { return (n + W - 1) / W * W; }
 
 // Lane numbers for shuffles of two vectors. They are constants of the compiler: it then takes the processor's cheapest shuffles.
