@@ -124,18 +124,23 @@ class Block:
     kv: int
     width: int  # of a head
 
-    def __init__(self, weights: Weights, constants: Constants):
-        """Raises Traced."""
+    def __init__(self, weights: Weights, constants: Constants, packs: bool = False):
+        """packs: the weights are held packed too, for calls of many rows. Raises Traced."""
         arrays = {field.name: getattr(weights, field.name) for field in fields(Weights)}
         self._views = {name: native.view(native.dense(array)) for name, array in arrays.items() if isinstance(array, mx.array)}
         self._call = _Call(**{name: view.ctypes.data for name, view in self._views.items()})
-        packed = {name: array.dense() for name, array in arrays.items() if isinstance(array, QuantizedWeight)}
-        none = QuantizedPlace()
-        self._packed = (
-            packed,
-            (QuantizedPlace * len(_PROJECTIONS))(*(QuantizedPlace.of(packed[name]) if name in packed else none for name in _PROJECTIONS)),
+        quantized = {name: array.dense() for name, array in arrays.items() if isinstance(array, QuantizedWeight)}
+        none, count = QuantizedPlace(), len(_PROJECTIONS)
+        self._quantized = (
+            quantized,
+            (QuantizedPlace * count)(*(QuantizedPlace.of(quantized[name]) if name in quantized else none for name in _PROJECTIONS)),
         )
-        self._call.quantized = ctypes.addressof(self._packed[1])
+        self._call.quantized = ctypes.addressof(self._quantized[1])
+        packed = {
+            name: linear.packed(arrays[name], arrays[f"{name}_bias"]) for name in _PROJECTIONS if packs and linear.packs(arrays[name])
+        }
+        self._packed = (packed, (ctypes.c_void_p * count)(*(packed[name].ctypes.data if name in packed else None for name in _PROJECTIONS)))
+        self._call.packed = ctypes.addressof(self._packed[1])
         call, c = self._call, constants
         self.d, self.width, self.heads, self.kv = weights.q.shape[1], c.width, weights.q.shape[0] // c.width, weights.k.shape[0] // c.width
         call.d, call.width, call.heads, call.kv = self.d, self.width, self.heads, self.kv
@@ -192,7 +197,7 @@ _PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
 class _Call(ctypes.Structure):  # decoder_block.h's Block
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", *_WEIGHTS, "starts", "cosines", "sines", "mask", "keys", "values")),
-        *((name, ctypes.c_void_p) for name in ("front_keys", "front_values", "quantized", "out")),
+        *((name, ctypes.c_void_p) for name in ("front_keys", "front_values", "quantized", "packed", "out")),
         *((name, ctypes.c_void_p) for name in ("rooms", "used", "real", "fronts", "front_rooms")),
         *((name, ctypes.c_int64) for name in ("b", "t", "d", "heads", "kv", "width", "hidden", "half", "count", "longest")),
         ("ms", ctypes.c_int64 * 4),

@@ -116,7 +116,7 @@ class PackedBlock:
             "mlp_output": (w.mlp_output, w.mlp_output_bias),
         }
         vectors = {name: getattr(w, name) for name in ("norm", "norm_bias", "second_norm", "second_norm_bias", "frequencies")}
-        self._held = {name: _packed(weight, bias) for name, (weight, bias) in pairs.items() if weight is not None}
+        self._held = {name: linear.packed(weight, bias) for name, (weight, bias) in pairs.items() if weight is not None}
         self._held |= {name: native.view(native.dense(array)) for name, array in vectors.items() if array is not None}
         self._call = _Call(**{name: array.ctypes.data for name, array in self._held.items()})
         call = self._call
@@ -139,16 +139,6 @@ class PackedBlock:
         call.b, call.t = x.shape[:2]
         native.library().encoder_block(ctypes.byref(call))
         return out
-
-
-def _packed(weight: mx.array, bias: mx.array | None) -> NDArray[np.float32]:
-    """Returns a weight [N, K] and its bias in the order of ``matmul_packed.h``."""
-    n, depth = weight.shape
-    weight, bias = native.dense(weight), None if bias is None else native.dense(bias)
-    out = np.empty(native.library().packed_size(n, depth), np.float32)
-    address = None if bias is None else native.view(bias).ctypes.data
-    native.library().pack_weight(native.view(weight).ctypes.data, address, n, depth, out.ctypes.data)
-    return out
 
 
 class _Call(ctypes.Structure):  # encoder_block.h's EncoderBlock

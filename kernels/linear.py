@@ -6,17 +6,62 @@ multiplies in tiles (``matmul_amx.h``). A BLAS has threads of its own, and these
 Where neither a library nor a fast BLAS for mlx is to be had (no g++), NumPy multiplies.
 """
 
+from dataclasses import dataclass
+from typing import Any
+
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from . import backend, native, quantized
 from .quantized import Matrix, QuantizedWeight
+
+OUTPUTS = 16  # a multiple of any vector's numbers
+FLOAT = 4  # bytes
 
 
 def reference(x: mx.array, weight: Matrix, bias: mx.array | None = None) -> mx.array:
     """Returns x weightᵀ + bias: x [..., K], weight [N, K], bias [N] -> [..., N]."""
     product = weight.times(x) if isinstance(weight, QuantizedWeight) else x @ weight.T
     return product if bias is None else product + bias
+
+
+def packed(weight: mx.array, bias: mx.array | None = None) -> NDArray[np.float32]:
+    """Returns a weight [N, K] and its bias in the order of ``matmul_packed.h``, for the library. Raises Traced."""
+    n, depth = weight.shape
+    weight, bias = native.dense(weight), None if bias is None else native.dense(bias)
+    out = np.empty(native.library().packed_size(n, depth), np.float32)
+    address = None if bias is None else native.view(bias).ctypes.data
+    native.library().pack_weight(native.view(weight).ctypes.data, address, n, depth, out.ctypes.data)
+    return out
+
+
+@dataclass(slots=True)
+class PackedWeight:
+    """A packed weight, and the arrays that it was packed of."""
+
+    of: native.Places
+    packed: NDArray[np.float32]
+
+    def __deepcopy__(self, memo: Any) -> None:
+        """Returns None: a copied layer packs its own weight."""
+
+
+def packed_once(held: PackedWeight | None, weight: mx.array, bias: mx.array | None) -> PackedWeight:
+    """Returns a weight and its bias packed: ``held``, where it was packed of what they are now. Raises Traced."""
+    arrays = [weight] if bias is None else [weight, bias]
+    return held if held is not None and held.of.hold(arrays) else PackedWeight(native.Places(arrays), packed(weight, bias))
+
+
+def packs(weight: Matrix) -> bool:
+    """Returns True when products of many rows may take ``packed(weight)``. Tiles have their own order, and whole vectors are written."""
+    whole = isinstance(weight, mx.array) and weight.dtype == mx.float32 and weight.shape[0] % OUTPUTS == 0
+    return whole and native.library() is not None and not native.tiles()
+
+
+def bytes_packed(weight: Matrix) -> int:
+    """Returns the bytes of ``packed(weight)``; 0 where products cannot take it."""
+    return FLOAT * int(native.library().packed_size(*weight.shape)) if packs(weight) else 0
 
 
 def numpy_serves() -> bool:
@@ -43,11 +88,11 @@ def suits(x: mx.array, weight: Matrix, bias: mx.array | None = None) -> bool:
     return takes_arrays(*arrays, weight)
 
 
-def on_cpu(x: mx.array, weight: Matrix, bias: mx.array | None = None) -> mx.array:
-    """Computes ``reference`` now, by the library, or by NumPy where there is none.
+def on_cpu(x: mx.array, weight: Matrix, bias: mx.array | None = None, packing: NDArray[np.float32] | None = None) -> mx.array:
+    """Computes ``reference`` now, by the library, or by NumPy where there is none. packing: ``packed`` of the same weight and bias.
 
     By the library a row's bits do not depend on the other rows. Without tiles, calls of up to 4 rows sum in another order than larger
-    ones where the weight is float32.
+    ones where the weight is float32. A packed weight gives the same bits.
     """
     x = native.dense(x)
     bias = None if bias is None else native.dense(bias)
@@ -64,5 +109,5 @@ def on_cpu(x: mx.array, weight: Matrix, bias: mx.array | None = None) -> mx.arra
             if bias is not None:
                 made += native.view(bias)
     else:
-        native.library().linear(x, weight, None if bias is None else id(bias), out)
+        native.library().linear(x, weight, native.maybe(bias), out, None if packing is None else packing.ctypes.data)
     return out

@@ -33,7 +33,7 @@ COMMAND = ("g++", "-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-sha
 
 _ARRAY, _MAYBE, _FLOAT, _INT = ctypes.py_object, ctypes.c_void_p, ctypes.c_float, ctypes.c_int
 _ENTRIES: dict[str, list[Any]] = {
-    "linear": [_ARRAY, _ARRAY, _MAYBE, _ARRAY],
+    "linear": [_ARRAY, _ARRAY, _MAYBE, _ARRAY, _MAYBE],
     "quantized_linear": [*[_ARRAY] * 4, _MAYBE, _ARRAY, _INT],
     "grouped": [_ARRAY, _ARRAY, _MAYBE, *[_ARRAY] * 4],
     "quantized_grouped": [*[_ARRAY] * 4, _MAYBE, *[_ARRAY] * 4, _INT],

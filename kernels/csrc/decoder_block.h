@@ -28,6 +28,7 @@ struct Block {
   // Each row's shared prefix, [kv, its room, width]; null where there is none.
   const float *const *front_keys, *const *front_values;
   const Quantized* quantized;                       // [7]: q, k, v, o, gate, up, down in place of those above; without words where float32
+  const float *const *packed;                       // [7]: those once more, with their biases, as in `Packed`; null where they are not
   float* out;                                       // [B, T, d]
   const int64_t *rooms, *used, *real;               // [B] each: a cache's capacity in positions, positions that it holds, and how many of
                                                     // T are tokens, with pads after them; real is null where there are no pads
@@ -91,9 +92,9 @@ struct Block {
       norm_row(tokens + (first + row) * d, norm, d, eps, room);
       return room;
     };
-    multiply(rows, d, normed, {{q, inner, queries + first * inner, inner, q_bias, nullptr, of(Q)},
-                               {k, inner_kv, new_keys, inner_kv, k_bias, nullptr, of(K)},
-                               {v, inner_kv, new_values, inner_kv, v_bias, nullptr, of(V)}}, few());
+    multiply(rows, d, normed, {{q, inner, queries + first * inner, inner, q_bias, nullptr, of(Q), packed[Q]},
+                               {k, inner_kv, new_keys, inner_kv, k_bias, nullptr, of(K), packed[K]},
+                               {v, inner_kv, new_values, inner_kv, v_bias, nullptr, of(V), packed[V]}}, few());
     pool.run(rows, [&](long i) {
       long row = std::upper_bound(from.begin(), from.end(), first + i) - from.begin() - 1, at = first + i - from[row];
       long angle = ((angles && count == 1 ? 0 : row * t) + at) * half;
@@ -118,13 +119,13 @@ struct Block {
     long inner = heads * width;
     float* middle = spare(HIDDEN, rows * d);
     multiply(rows, inner, [&](long row, float*) { return attended + (first + row) * inner; },
-             {{o, d, middle, d, o_bias, tokens + first * d, of(O)}}, few());
+             {{o, d, middle, d, o_bias, tokens + first * d, of(O), packed[O]}}, few());
     auto normed = [&](long row, float* room) {
       norm_row(middle + row * d, second_norm, d, second_eps, room);
       return room;
     };
-    Gated mlp{gate, up, gate_bias, up_bias, d, hidden, few(), of(GATED), of(UPPER)};
-    mlp.run(rows, normed, {down, d, made + first * d, d, down_bias, middle, of(DOWN)});
+    Gated mlp{gate, up, gate_bias, up_bias, d, hidden, few(), of(GATED), of(UPPER), packed[GATED], packed[UPPER]};
+    mlp.run(rows, normed, {down, d, made + first * d, d, down_bias, middle, of(DOWN), packed[DOWN]});
   }
 };
 

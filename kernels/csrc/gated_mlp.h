@@ -13,6 +13,7 @@ struct Gated {
   long depth, hidden;
   bool few;  // see `multiply`
   const Quantized *quantized_gate = nullptr, *quantized_up = nullptr;  // in place of gate and up, where not null
+  const float *packed_gate = nullptr, *packed_up = nullptr;  // see `Target`
 
   // Computes down's c for the m rows of x that `of` gives.
   void run(long m, const RowOf& of, const Target& down) const {
@@ -20,8 +21,8 @@ struct Gated {
     if (tiles_allowed() && !quantized_gate && !quantized_up && !down.quantized) return in_tiles(m, of, down);
 #endif
     float *gated = spare(GATE, m * hidden), *upper = spare(UP, m * hidden);
-    multiply(m, depth, of, {{gate, hidden, gated, hidden, gate_bias, nullptr, quantized_gate},
-                            {up, hidden, upper, hidden, up_bias, nullptr, quantized_up}}, few);
+    multiply(m, depth, of, {{gate, hidden, gated, hidden, gate_bias, nullptr, quantized_gate, packed_gate},
+                            {up, hidden, upper, hidden, up_bias, nullptr, quantized_up, packed_up}}, few);
     auto active = [&](long row, float* room) {
       each_of(gated + row * hidden, upper + row * hidden, hidden, room, swiglu_of);
       return room;

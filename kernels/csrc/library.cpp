@@ -111,13 +111,14 @@ int lie(PyObject** arrays, void** places, int count) {
   return 1;
 }
 
-// x [..., K], weight [N, K], bias [N] or null -> out [..., N]
-int linear(PyObject* x, PyObject* weight, PyObject* bias, PyObject* out) try {
+// x [..., K], weight [N, K], bias [N] or null -> out [..., N]; packed: see Target
+int linear(PyObject* x, PyObject* weight, PyObject* bias, PyObject* out, const float* packed) try {
   Arrays arrays({x, weight, out, bias});
   if (!arrays.held) return -1;
   long n = arrays.size(1, 0), k = arrays.size(1, 1), m = arrays.elements(0) / k;
   const float* a = arrays.data(0);
-  multiply(m, k, [&](long row, float*) { return a + row * k; }, {{arrays.data(1), n, arrays.data(2), n, arrays.data(3)}}, m <= FEW_ROWS);
+  Target target{arrays.data(1), n, arrays.data(2), n, arrays.data(3), nullptr, nullptr, packed};
+  multiply(m, k, [&](long row, float*) { return a + row * k; }, {target}, m <= FEW_ROWS);
   return 0;
 } catch (...) {
   return -2;

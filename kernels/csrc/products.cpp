@@ -48,6 +48,7 @@ void turn(long rows, long columns, const float* from, long ldf, float* to, long 
 }
 
 void columns_in_vectors(long rows, const float* x, long depth, const Target& target, long from, long end, bool few) {
+  if (target.packed && !few) return Packed{target.packed, target.n, depth}.outputs(rows, x, depth, from, end, target.c + from, target.ldc);
   for (long n = from; n < end; n += PANEL) {
     long columns = std::min<long>(PANEL, end - n);
     if (target.quantized) {

@@ -41,6 +41,7 @@ struct Target {
   long ldc;
   const float *bias = nullptr, *plus = nullptr;
   const Quantized* quantized = nullptr;  // if not null, w is not read
+  const float* packed = nullptr;         // the weight and its bias once more, as in `Packed`; null where they are not. n is a multiple of W
 
   // Writes sums [count], count <= W, to row `row`, from `column` on.
   void put(long row, long column, const float* sums, long count) const {

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from ...kernels import encoder_block, native
 from ...kernels.encoder_block import EncoderConstants, EncoderWeights, PackedBlock
 from ..core.errors import first_line
-from ..layers.call_context import CallContext, context_of
-from ..layers.cpu_blocks import BUILT
+from ..layers.call_context import BUILT, CallContext, context_of
 from ..layers.cpu_layers import FastGELU, FastLayerNorm, FastLinear, run_kernel
 from ..layers.layer_patching import CLASSES, patch_layers, unpatch_layers
 from .attention import AttentionMask

@@ -20,6 +20,7 @@ from ..core.errors import RowError
 from ..core.images import ImagePart, PromptImage
 
 CONTEXT = "_context"  # where a network and each layer of ours keep it: not among a module's parameters
+BUILT = "_built"  # where a layer of ours keeps what was built of its weights, likewise
 READER = "_image_reader"  # where a network keeps its ``ImageReader``
 
 
@@ -66,6 +67,7 @@ class CallContext:
     ``whole_blocks``: a decoder block is one kernel call; else its layers compute one by one, as in an adapted block.
     ``pictures``: the features that stand in the call's tokens; None where there are no pictures.
     ``used``: names of the kernels that have computed something since it was cleared.
+    ``packs``: blocks, and layers that make logits, hold their weights packed too.
     ``positions``: of the call's tokens, for a network whose rows can hold pictures. None: the caches know them.
     """
 
@@ -76,6 +78,7 @@ class CallContext:
     pictures: PlacedFeatures | None = None
     used: set[str] = field(default_factory=set[str])
     positions: CallPositions | None = None
+    packs: bool = False
 
     def __deepcopy__(self, memo: Any) -> "CallContext":
         """A copied network has calls of its own."""

@@ -25,13 +25,13 @@ from ...kernels.quantized import Matrix, QuantizedWeight
 from ...kernels.quantized import suits as suits_quantized
 from ..caches.cache_stand_ins import BothWays, PrefixView
 from ..caches.ragged_kv_cache import RaggedKVCache
-from .call_context import CallContext, context_of
+from .call_context import BUILT, CallContext, context_of
 from .cpu_layers import FastLinear, FastLlama3RoPE, FastQuantizedLinear, FastRMSNorm, FastRoPE, run_kernel
 from .sectioned_rope import FastSectionedRope
 
+DECODER_BLOCKS: tuple[type, ...] = (llama.TransformerBlock, qwen2.TransformerBlock, qwen3.TransformerBlock)
 PROJECTIONS = {"q": "self_attn", "k": "self_attn", "v": "self_attn", "o": "self_attn", "gate": "mlp", "up": "mlp", "down": "mlp"}
 CACHES = (NoneType, KVCache, PrefixView, RaggedKVCache)  # that the kernel can serve
-BUILT = "_built"  # where a layer keeps its BuiltBlock
 
 Lengths = NDArray[np.int64] | None  # tokens of each row in a call; pads follow
 Turns = tuple[NDArray[np.int64], Angles | None] | None  # a call's first positions, and angles if its rows hold pictures; None: by caches
@@ -140,7 +140,7 @@ def _build(layer: Any, weights: dict[str, Any]) -> Block | None:
     if "q_norm" in weights:
         eps |= {"q_eps": attn["q_norm"].eps, "k_eps": attn["k_norm"].eps}
     constants = Constants(width=width, scale=attn.scale, position_scale=scale, neighbours=rope.traditional, **eps)
-    return Block(Weights(**weights, frequencies=frequencies), constants)
+    return Block(Weights(**weights, frequencies=frequencies), constants, context_of(layer).packs)
 
 
 def _suits(block: Block, x: mx.array, mask: attention.Mask, cache: KVCache | PrefixView | None) -> bool:
@@ -270,9 +270,7 @@ def _fast(original: Any) -> Any:
     return FastBlock
 
 
-BLOCKS: dict[type, type] = {
-    original: _fast(original) for original in (llama.TransformerBlock, qwen2.TransformerBlock, qwen3.TransformerBlock)
-}
+BLOCKS: dict[type, type] = {original: _fast(original) for original in DECODER_BLOCKS}
 
 
 def serves(layer: Any) -> bool:

@@ -16,7 +16,7 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from ...kernels import attention, elementwise, grouped_linear, linear, native, rope
 from ...kernels.fused_logprobs import Product
 from ...kernels.quantized import Matrix, QuantizedWeight
-from .call_context import CallContext, ListedProduct
+from .call_context import BUILT, CallContext, ListedProduct
 from .mended_layers import CappedAttention, ScaledEmbedding, ScaledQuantizedEmbedding
 
 Made = TypeVar("Made")
@@ -46,6 +46,15 @@ def _computes(context: CallContext, x: mx.array, weight: Matrix, bias: mx.array 
     return context.listed is None and read and linear.suits(x, weight, bias)
 
 
+def _times(layer: Any, x: mx.array, weight: mx.array, bias: mx.array | None = None) -> mx.array:
+    """Computes a layer's product now, with its weight packed where it makes logits and its network packs."""
+    if not layer._context.packs or weight.shape[0] < VOCABULARY or not linear.packs(weight):
+        return linear.on_cpu(x, weight, bias)
+    held = linear.packed_once(layer.__dict__.get(BUILT), weight, bias)
+    object.__setattr__(layer, BUILT, held)  # not among the layer's parameters
+    return linear.on_cpu(x, weight, bias, held.packed)
+
+
 class FastLinear(nn.Linear):
     """``nn.Linear`` with the kernel for matrix products."""
 
@@ -56,7 +65,7 @@ class FastLinear(nn.Linear):
         weight, bias = self["weight"], self.get("bias")
         if self.training or not _computes(self._context, x, weight, bias):
             return _listed(self._context, super().__call__(x), x, weight, bias)
-        return run_kernel(self._context.used, "linear", lambda: linear.on_cpu(x, weight, bias), lambda: super(FastLinear, self).__call__(x))
+        return run_kernel(self._context.used, "linear", lambda: _times(self, x, weight, bias), lambda: super(FastLinear, self).__call__(x))
 
 
 class FastSwitchLinear(SwitchLinear):
@@ -87,7 +96,7 @@ class FastEmbedding(nn.Embedding):
         weight = self["weight"]
         if self.training or not _computes(self._context, x, weight):
             return _listed(self._context, super().as_linear(x), x, weight)
-        return run_kernel(self._context.used, "linear", lambda: linear.on_cpu(x, weight), lambda: super(FastEmbedding, self).as_linear(x))
+        return run_kernel(self._context.used, "linear", lambda: _times(self, x, weight), lambda: super(FastEmbedding, self).as_linear(x))
 
 
 class FastQuantizedLinear(nn.QuantizedLinear):

@@ -18,6 +18,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 from mlx import nn
+from mlx.utils import tree_flatten
 from mlx_lm.models import activations as mlx_activations
 from mlx_lm.models import base, gear
 from mlx_lm.models import gated_delta as mlx_gated_delta
@@ -28,7 +29,8 @@ from numpy.typing import NDArray
 from ...kernels import attention, elementwise, linear, native
 from ..core.errors import first_line
 from .call_context import context_of
-from .cpu_layers import run_kernel
+from .cpu_blocks import DECODER_BLOCKS, PROJECTIONS
+from .cpu_layers import VOCABULARY, run_kernel
 from .cpu_recurrent import fast_gated_delta, fast_state_space
 from .kv_cache import make_caches
 from .layer_patching import patch_layers, patch_quantized_layers, unpatch_layers
@@ -43,6 +45,7 @@ TOLERANCE = 1e-3
 LENGTHS = (24, 7)  # tokens of the trial's rows
 LEAST = 4_000_000  # parameters: a step of a smaller model is over before the threads wake up
 _Way = Callable[[Network, list[NDArray[np.int32]]], mx.array]
+SHARE = 0.25  # of a model's memory, which weights and packed weights may take together
 WORK = 1e11  # parameters x tokens that a trial beyond a sliding window may take: about a second
 
 
@@ -105,10 +108,11 @@ _OURS: list[Any] = [
 ]
 
 
-def substitute(network: Any, vocabulary: int, window: int | None) -> tuple[str, ...]:
+def substitute(network: Any, vocabulary: int, window: int | None, packs: bool = False) -> tuple[str, ...]:
     """Replaces what it can and tries the network before and after. Returns the names of the kernels in use, none in small networks.
 
-    ``window``: the sliding window in tokens, or None; longer rows are tried where that is cheap. Where a call crashes or logits differ,
+    ``window``: the sliding window in tokens, or None; longer rows are tried where that is cheap. packs: layers hold weights packed too.
+    Where a call crashes or logits differ,
     those of a batch from mlx-lm's batch and from its rows alone, the originals are put back and one warning says so. Quantized layers
     are not tried, and stay: with mlx's products a trial of a model of billions would take a quarter of an hour.
     """
@@ -117,7 +121,7 @@ def substitute(network: Any, vocabulary: int, window: int | None) -> tuple[str, 
     _put_back_but_quantized(network)
     lengths = [LENGTHS] if window is None or (window + 8) * get_total_parameters(network) > WORK else [LENGTHS, (window + 8, window - 1)]
     truth = [_tried(network, vocabulary, pair) for pair in lengths]
-    _put(network)
+    _put(network, packs)
     context = context_of(network)
     for used in (context.used, functions_used):
         used.clear()
@@ -127,7 +131,7 @@ def substitute(network: Any, vocabulary: int, window: int | None) -> tuple[str, 
     if reason is not None:  # mlx-lm's own batches are wrong for some models, where ours may be right
         _put_back_but_quantized(network)
         rows_alone = [_tried(network, vocabulary, pair, [_alone, _one_by_one]) for pair in lengths]
-        _put(network)
+        _put(network, packs)
         if _disagreement(rows_alone, results) is None:
             truth, reason = rows_alone, None
     if reason is None and "block" in names:
@@ -138,6 +142,22 @@ def substitute(network: Any, vocabulary: int, window: int | None) -> tuple[str, 
     _put_back_but_quantized(network)
     log.warning("mlx-lm's own layers stay in place, slower on this CPU: with ours, %s", reason)
     return ()
+
+
+def packing_bytes(network: Any, memory: int) -> int:
+    """Returns the bytes of weights that blocks and head would hold packed; 0 where that has no use or no room.
+
+    memory: the bytes that the model, its caches and its workspace may take.
+    """
+    if native.library() is None or get_total_parameters(network) < LEAST:
+        return 0
+    blocks: list[Any] = [layer for layer in network.modules() if isinstance(layer, DECODER_BLOCKS)]
+    parts = [layer[parent].get(f"{name}_proj") for layer in blocks for name, parent in PROJECTIONS.items()]
+    wide = [layer for layer in network.modules() if isinstance(layer, nn.Linear | nn.Embedding) and layer.weight.shape[0] >= VOCABULARY]
+    heads = [layer for layer in wide if isinstance(layer, nn.Linear)] or wide  # the embedding, where it is the head too
+    need = sum(linear.bytes_packed(part.weight) for part in [*parts, *heads] if isinstance(part, nn.Linear | nn.Embedding))
+    arrays: list[Any] = list(tree_flatten(network.parameters()))
+    return need if blocks and need + sum(array.nbytes for _, array in arrays) <= SHARE * memory else 0
 
 
 def restore(network: Any) -> None:
@@ -151,9 +171,10 @@ def _put_back_but_quantized(network: Any) -> None:
     patch_quantized_layers(network)
 
 
-def _put(network: Any) -> None:
+def _put(network: Any, packs: bool = False) -> None:
     _swap(_files(network), _ORIGINALS, _OURS)
     patch_layers(network)
+    context_of(network).packs = packs
 
 
 def only_inside(networks: Iterable[Any]) -> Callable[[], AbstractContextManager[None]]:

@@ -11,8 +11,8 @@ from mlx_lm.models.rope_utils import Llama3RoPE
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from ...kernels import backend, native
-from .call_context import drop_context, share_context
-from .cpu_blocks import BLOCKS, BUILT
+from .call_context import BUILT, drop_context, share_context
+from .cpu_blocks import BLOCKS
 from .cpu_layers import (
     FastCappedAttention,
     FastEmbedding,

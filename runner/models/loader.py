@@ -75,7 +75,7 @@ def load_model(
     from mlx_lm.utils import load_config
 
     from ...kernels import native
-    from ..layers.kernel_injection import substitute
+    from ..layers.kernel_injection import packing_bytes, substitute
     from ..layers.layer_patching import make_dense, patch_quantized_layers
     from .adapters import Adapters
 
@@ -95,7 +95,8 @@ def load_model(
         patch_quantized_layers(network)
         vocabulary = _vocabulary(network)
     # Before anything is put on: the bits by which the base is known again are those of the kernels that stay.
-    substitutes = substitute(network, vocabulary, checkpoint.window)
+    packed = 0 if ranks.several or checkpoint.adapter is not None else packing_bytes(network, memory)
+    substitutes = substitute(network, vocabulary, checkpoint.window, packed > 0)
     adapters = Adapters(network, dtype_of(config.dtype), lambda: checkpoint_fingerprints(checkpoint)["model.weights"], opened)
     if checkpoint.adapter is not None:
         try:
@@ -106,7 +107,7 @@ def load_model(
     log_quantized(need, memory, slow=native.library() is None)
     arrays: list[Any] = [a for _, a in tree_flatten(network.parameters())]
     floats = {str(a.dtype).removeprefix("mlx.core.") for a in arrays if mx.issubdtype(a.dtype, mx.floating)}
-    held = sum(a.nbytes for a in arrays) + _tower_bytes(features)
+    held = sum(a.nbytes for a in arrays) + _tower_bytes(features) + (packed if "block" in substitutes else 0)
     dtype, quantized = "/".join(sorted(floats)), has_scales(network)
     base = (network, checkpoint, vocabulary, dtype, held, substitutes, quantized, adapters)
     return LanguageModel(*base, features=features, split=split)
@@ -122,12 +123,15 @@ def outline(
     backend.load_mlx()
     from mlx.utils import tree_flatten
 
+    from ..layers.kernel_injection import packing_bytes
+
     with refusing(checkpoint, next_token=classes is None):
         network, _ = _prepared(config, checkpoint, memory, classes)
         features = _features(network, config, checkpoint) if pictures else None
         vocabulary = _vocabulary(network)
     arrays: list[Any] = [a for _, a in tree_flatten(network.parameters())]
     held = sum(a.nbytes for a in arrays) + _tower_bytes(features)
+    held += packing_bytes(network, memory) if checkpoint.adapter is None else 0
     return LanguageModel(network, checkpoint, vocabulary, config.dtype, held, quantized=has_scales(network), features=features)
 
 

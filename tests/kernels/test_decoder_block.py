@@ -52,6 +52,18 @@ def test_any_shape_agrees_with_the_specification(shape: Shape, heads: tuple[int,
     check(case(shape, offset), masks(shape.rows, shape.heads, shape.t, shape.used + shape.t)[kind])
 
 
+@pytest.mark.parametrize(("rows", "t"), [(2, 1), (32, 1), (3, 70)])
+@pytest.mark.parametrize("biased", [False, True])
+def test_packed_weights_give_the_same_bits(rows: int, t: int, biased: bool):
+    """Those of the MLP's width, too, of which not all products are packed."""
+    for hidden in (70, 96):
+        c = case(Shape(rows=rows, t=t, used=3, hidden=hidden, biased=biased))
+        rooms = [np.full((rows, 2, 80, 16), 0.5, np.float32) for _ in range(2)]
+        of = rooms_of(rooms[0], rooms[1], 3)
+        plain, packed = (np.array(Block(c.weights, c.constants, packs)(c.x, of, np.array([3]), "causal")) for packs in (False, True))
+        assert np.array_equal(plain, packed)
+
+
 @pytest.mark.parametrize(("rows", "t"), [(1, 193), (3, 150), (40, 17)])
 def test_more_positions_than_are_projected_at_once(rows: int, t: int):
     shape = Shape(rows=rows, t=t, used=4, biased=True, normed=True)

@@ -42,6 +42,27 @@ def test_shapes_of_models(rows: int):
 
 
 @with_library
+@pytest.mark.parametrize(("columns", "depth"), [(16, 3), (48, 40), (112, 700), (592, 384)])
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_packed_weight_gives_the_same_bits(columns: int, depth: int, biased: bool):
+    rng = np.random.default_rng(0)
+    weight, bias = (mx.array(rng.normal(0, 1, shape).astype(np.float32)) for shape in ((columns, depth), (columns,)))
+    chosen = bias if biased else None
+    packed = linear.packed(weight, chosen)
+    assert linear.bytes_packed(weight) == (0 if native.tiles() else packed.nbytes)
+    for rows in (1, 4, 5, 8, 32, 33, 200):
+        x = mx.array(rng.normal(0, 1, (rows, depth)).astype(np.float32))
+        assert np.array_equal(linear.on_cpu(x, weight, chosen, packed), linear.on_cpu(x, weight, chosen))
+
+
+@with_library
+def test_a_weight_that_fills_no_vector_or_is_not_float32_is_not_packed():
+    assert linear.packs(mx.zeros((32, 7))) == (not native.tiles())
+    assert not linear.packs(mx.zeros((33, 7)))
+    assert not linear.packs(mx.zeros((32, 7), mx.float16))
+
+
+@with_library
 def test_leading_axes_stay():
     x, weight = mx.random.normal((3, 1, 2, 40)), mx.random.normal((7, 40))
     np.testing.assert_allclose(linear.on_cpu(x, weight), linear.reference(x, weight), rtol=0, atol=1e-4)

@@ -10,7 +10,8 @@ from mlx import nn
 from mlx.nn.losses import cross_entropy
 from mlx.nn.utils import value_and_grad
 from mlx.utils import tree_flatten, tree_map
-from mlx_bulk.runner.layers import cpu_blocks
+from mlx_bulk.runner.layers import cpu_blocks, cpu_layers
+from mlx_bulk.runner.layers.call_context import context_of
 from mlx_bulk.runner.layers.kv_cache import make_caches
 from mlx_bulk.runner.layers.layer_patching import unpatch_layers
 from mlx_lm.tuner.utils import linear_to_lora_layers
@@ -21,9 +22,12 @@ from ..support.kernel_pairs import Both, close, ids
 pytestmark = needed
 
 
-@pytest.fixture
-def both() -> Both:
-    return Both()
+@pytest.fixture(params=[False, True], ids=["as they lie", "packed"])
+def both(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Both:
+    made = Both()
+    context_of(made.networks[1]).packs = request.param
+    monkeypatch.setattr(cpu_layers, "VOCABULARY", 1)  # its head is packed too
+    return made
 
 
 def test_weights_that_are_replaced(both: Both):

@@ -1,0 +1,91 @@
+"""Tests which weights are held packed too: their bytes, the room that they need, and that a loaded model's are counted."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+from mlx_bulk.configs.schema import ModelConfig
+from mlx_bulk.kernels import linear, native
+from mlx_bulk.runner.layers import cpu_layers, kernel_injection
+from mlx_bulk.runner.layers.call_context import BUILT, context_of
+from mlx_bulk.runner.layers.kernel_injection import SHARE, packing_bytes
+from mlx_bulk.runner.models.checkpoint import Checkpoint, find_checkpoint
+from mlx_bulk.runner.models.loader import LanguageModel, load_model, outline, size
+
+from ...checkpoints import PLENTY, write_checkpoint
+from ..support import kernel_pairs
+from ..support.kernel_models import needed, originals
+
+pytestmark = [needed, pytest.mark.skipif(native.library() is not None and native.tiles(), reason="tiles have an order of their own")]
+
+
+@pytest.fixture(autouse=True)
+def as_it_came(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each test starts and ends with mlx-lm's own layers; vocabularies of tests are large ones."""
+    for module in (cpu_layers, kernel_injection):
+        monkeypatch.setattr(module, "VOCABULARY", 2048)
+    with originals(monkeypatch):
+        yield
+
+
+def held_by(network: Any) -> int:
+    arrays: Any = tree_flatten(network.parameters())
+    return sum(array.nbytes for _, array in arrays)
+
+
+def packed_of(network: Any) -> int:
+    """The bytes that layers hold packed."""
+    built = [layer.__dict__[BUILT] for layer in network.modules() if BUILT in layer.__dict__]
+    heads = [each.packed.nbytes for each in built if isinstance(each, linear.PackedWeight)]
+    return sum(heads) + sum(part.nbytes for each in built if hasattr(each, "block") for part in each.block._packed[0].values())
+
+
+def test_projections_and_the_head_are_counted_where_there_is_room():
+    network = kernel_pairs.network()
+    held = held_by(network)
+    weights = [part.weight for layer in network.model.layers for part in _projections(layer)]
+    whole = packing_bytes(network, PLENTY)
+    assert whole == sum(4 * n * (depth + 1) for n, depth in (weight.shape for weight in weights))  # one number more: the bias
+    least = int((held + whole) / SHARE) + 1
+    assert packing_bytes(network, least) == whole
+    assert packing_bytes(network, least - 8) == 0
+
+
+def test_quantized_weights_are_not_packed():
+    network = kernel_pairs.network()
+    network.set_dtype(mx.float16)
+    assert packing_bytes(network, PLENTY) == 0
+
+
+def test_a_loaded_model_counts_them_as_its_plan_does(tmp_path: Path):
+    folder = write_checkpoint(tmp_path / "tiny")
+    model, planned, smaller = loaded(folder, PLENTY), outline(*of(folder), PLENTY), loaded(folder, 1 << 20)
+    held = held_by(model.network)
+    assert model.weight_bytes == planned.weight_bytes > held == smaller.weight_bytes == size(*of(folder), PLENTY)[0]
+    assert context_of(model.network).packs
+    assert not context_of(smaller.network).packs
+    tokens = mx.array(np.arange(12)[None])
+    with context_of(model.network).reading_logits():
+        found = model.network(tokens)
+    assert packed_of(model.network) == model.weight_bytes - held
+    with context_of(smaller.network).reading_logits():
+        assert np.array_equal(found, smaller.network(tokens))
+    assert packed_of(smaller.network) == 0
+
+
+def loaded(folder: Path, memory: int) -> LanguageModel:
+    return load_model(*of(folder), memory)
+
+
+def of(folder: Path) -> tuple[ModelConfig, Checkpoint]:
+    config = ModelConfig(path=str(folder))
+    return config, find_checkpoint(config)
+
+
+def _projections(layer: Any) -> list[Any]:
+    attn, mlp = layer.self_attn, layer.mlp
+    return [attn.q_proj, attn.k_proj, attn.v_proj, attn.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
