@@ -1,27 +1,35 @@
 """Kills a run over workers at random, again and again, and proves what is left: no row lost, none twice, the bytes of a plain run.
 
 Each blow hits the driver (1 in 4), an engine, an agent, or the cable between a worker and the driver. A run that is complete is
-verified, compared with a plain run, and begun anew until all blows are dealt. The last line is JSON; exit 1 where anything is wrong.
-200 blows take some twelve minutes.
+verified, compared with a plain run, and begun anew until all blows are dealt: within --seconds, so that 200 blows take 12 minutes on
+an idle machine of 2 cores. The last line is JSON; exit 1 where anything is wrong.
+
+``begun_again_share`` counts rows that were begun more than once, and ``begun_again`` says why. ``in_flight_share`` is what cannot be
+avoided where each engine or agent dies with a full batch: its rows. It falls with the rows that are done between two blows.
 With --rollouts a trainer writes a new policy every few seconds: each group must be whole, and each shard of one policy.
 """
 
 import argparse
 import json
 import random
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from about import about
+from about import about, table
 from cluster_processes import COMMAND, DEMO, ENVIRONMENT, Field, Trainer
 
 SAMPLES, PER_SHARD = 4, 16  # of rollouts
+PER_SHARD_ROWS, BATCH_ROWS = 64, 16  # of other jobs; samples that an engine has at once
+TRAIN_SECONDS, LEAST_PAUSE = 2.5, 0.5  # between two policies; between two blows
+HANGS_SECONDS = 300.0  # without a blow and without anything that is saved
 
 
 def write(folder: Path, rows: int, deterministic: bool, port: int | None, watch: Path | None = None) -> Path:
@@ -38,7 +46,7 @@ def write(folder: Path, rows: int, deterministic: bool, port: int | None, watch:
         "data": {"path": str(path)},
         "prompt": {"text": "{{ q }}"},
         "sampling": {"max_tokens": 12, "temperature": 0},
-        "batch": {"rows": 16, "rows_per_shard": 64, "deterministic": deterministic},
+        "batch": {"rows": BATCH_ROWS, "rows_per_shard": PER_SHARD_ROWS, "deterministic": deterministic},
         "output": {"path": str(folder / "run"), "fsync_seconds": 1},
     }
     if watch is not None:
@@ -66,10 +74,29 @@ def completions(run: Path) -> list[tuple[int, str]]:
     return found
 
 
-def begun_again(run: Path) -> int:
-    """How many rows, at most, were begun more than once."""
-    lines = [json.loads(line) for line in (run / "workers.jsonl").read_text().splitlines()]
-    return sum(line.get("again", 0) for line in lines)
+def begun_again(run: Path) -> Counter[str]:
+    """How many rows, at most, were begun more than once, by the cause."""
+    counts = Counter[str]()
+    for line in (run / "workers.jsonl").read_text().splitlines():
+        if again := (values := json.loads(line)).get("again"):
+            counts[values["cause"]] += again
+    return counts
+
+
+def in_flight(args: argparse.Namespace) -> int:
+    """How many rows an engine has at once, which nobody can save when it is killed."""
+    if args.deterministic:
+        return PER_SHARD_ROWS  # a shard is run again as a whole
+    return BATCH_ROWS // SAMPLES if args.rollouts else BATCH_ROWS
+
+
+def saved(run: Path) -> int:
+    """Bytes of what the run has saved."""
+    size = 0
+    for path in [*run.glob("journal/*"), *run.glob("results/*")]:
+        with suppress(FileNotFoundError):  # a journal goes when its shard is committed
+            size += path.stat().st_size
+    return size
 
 
 def examine(run: Path, plain: Path, rows: int, deterministic: bool) -> list[str]:
@@ -110,11 +137,12 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--rows", type=int, default=8000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--every", type=float, default=2.5, help="mean seconds between two blows")
-    parser.add_argument("--seconds", type=float, default=3600.0, help="no blows after so many; the run at hand is finished")
+    parser.add_argument("--every", type=float, help="mean seconds between two blows; else as many as --seconds leave")
+    parser.add_argument("--seconds", type=float, default=600.0, help="no blows after so many; the run at hand is finished")
     parser.add_argument("--deterministic", action="store_true", help="parts must be the same bytes as a plain run's")
     parser.add_argument("--rollouts", action="store_true", help="rollouts, under policies that a trainer writes meanwhile")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the processes of the run end, too
     with tempfile.TemporaryDirectory() as name:
         sys.exit(strike_all(args, Path(name)))
 
@@ -124,11 +152,14 @@ def strike_all(args: argparse.Namespace, root: Path) -> int:
     plain, trainer, watch = write(root / "plain", args.rows, args.deterministic, None), None, None
     if args.rollouts:
         watch = root / "adapters"
-        trainer = Trainer(watch, args.every)
+        trainer = Trainer(watch, args.every or TRAIN_SECONDS)
     else:
+        before = time.monotonic()
         subprocess.run([*COMMAND, "run", str(root / "plain" / "config.json")], env=ENVIRONMENT, check=True, capture_output=True)
+        took = time.monotonic() - before
+        print(f"a plain run took {took:.0f} s; {args.kills} blows come within {args.seconds:.0f} s, then the run at hand ends", flush=True)
     policies = 0
-    draw, wrong, again, runs, begun = random.Random(args.seed), list[str](), 0, 0, time.monotonic()
+    draw, wrong, again, runs, begun = random.Random(args.seed), list[str](), Counter[str](), 0, time.monotonic()
     (root / "cluster").mkdir()
     field = Field(root / "cluster", args.workers, draw)
     run = write(root / "cluster", args.rows, args.deterministic, field.port, watch)
@@ -136,17 +167,24 @@ def strike_all(args: argparse.Namespace, root: Path) -> int:
     def over() -> bool:
         return sum(field.dealt.values()) >= args.kills or time.monotonic() - begun > args.seconds
 
+    def pause() -> float:
+        left = args.seconds - (time.monotonic() - begun)
+        mean = args.every or max(LEAST_PAUSE, left / max(1, args.kills - sum(field.dealt.values())))
+        return draw.uniform(0.3, 1.7) * mean
+
     try:
         while not wrong and not (runs and over()):
             field.start_driver(*(["--overwrite"] if runs else []))
-            code, quiet = None, time.monotonic()
+            code, quiet, bytes_saved = None, time.monotonic(), 0
             while code is None:
                 with suppress(subprocess.TimeoutExpired):
-                    code = field.driver.wait(draw.uniform(0.3, 1.7) * args.every) if field.driver is not None else 1
+                    code = field.driver.wait(pause()) if field.driver is not None else 1
                 if code is None and not over() and any(run.glob("journal/*")):
                     field.strike()
                     quiet = time.monotonic()
-                if time.monotonic() - quiet > 300:
+                if (now_saved := saved(run)) != bytes_saved:
+                    bytes_saved, quiet = now_saved, time.monotonic()
+                if time.monotonic() - quiet > HANGS_SECONDS:
                     wrong.append("the run hangs")
                     code = 1
             runs += 1
@@ -157,18 +195,32 @@ def strike_all(args: argparse.Namespace, root: Path) -> int:
                 policies += found
             elif not wrong:
                 wrong += examine(run, plain, args.rows, args.deterministic)
-            again += 0 if wrong else begun_again(run)
+            again += Counter() if wrong else begun_again(run)
+            dealt = sum(field.dealt.values())
+            print(f"run {runs}: {dealt} of {args.kills} blows in {time.monotonic() - begun:.0f} s", flush=True)
     finally:
         if trainer is not None:
             trainer.end()
         codes = field.end()
         if wrong:
-            print("\n".join((root / "cluster" / "log").read_text().splitlines()[-60:]), file=sys.stderr)
+            print("\n".join(field.log_lines()[-60:]), file=sys.stderr)
+    rows = max(1, runs * args.rows)
+    fatal = field.dealt.get("engine", 0) + field.dealt.get("agent", 0)
+    table(
+        {
+            "begun again, at most": (again.total(), f"{100 * again.total() / rows:.2f} %"),
+            **{f"  {cause}": (count, f"{100 * count / rows:.2f} %") for cause, count in again.most_common()},
+            f"in flight at {fatal} deaths": (fatal * in_flight(args), f"{100 * fatal * in_flight(args) / rows:.2f} %"),
+        },
+        ["rows", f"of {rows}"],
+    )
     figures = {
         "kills": field.dealt,
         "runs": runs,
         "rows": runs * args.rows,
-        "begun_again_share": round(again / max(1, runs * args.rows), 4),
+        "begun_again_share": round(again.total() / rows, 4),
+        "in_flight_share": round(fatal * in_flight(args) / rows, 4),
+        "begun_again": dict(again),
         **({"steps": trainer.steps, "policies": policies} if trainer is not None else {}),
         "wrong": wrong,
         "workers_ended": codes,

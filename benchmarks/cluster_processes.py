@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import psutil
 
 DEMO = Path(__file__).parents[1] / "configs" / "demo"
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("OPENBLAS_")} | {"OPENBLAS_NUM_THREADS": "1"}
+END_SECONDS = 40.0  # for what is finished to be saved
 COMMAND = [sys.executable, "-m", "mlx_bulk.jobs"]
 
 
@@ -62,7 +64,8 @@ class Field:
         self.folder, self.draw, self.dealt = folder, draw, dict[str, int]()
         self.port = _free_port()
         self.cables = [Cable(self.port) for _ in range(workers)]
-        self.log = (folder / "log").open("a")
+        self._path = folder / "log"
+        self.log = self._path.open("a")
         self.agents = [self._agent(number) for number in range(workers)]
         self.driver: subprocess.Popen[bytes] | None = None
 
@@ -70,14 +73,23 @@ class Field:
         """Starts ``mlx-bulk run``."""
         self.driver = self._start("run", str(self.folder / "config.json"), *options)
 
+    def log_lines(self) -> list[str]:
+        """What all processes have said."""
+        return self._path.read_text(errors="replace").splitlines()
+
+    def kill_driver(self) -> None:
+        """Kills the driver."""
+        assert self.driver is not None
+        self.driver.kill()
+        self.driver.wait()
+
     def strike(self) -> None:
         """Deals one blow."""
         assert self.driver is not None
         number = self.draw.randrange(len(self.agents))
         what = "driver" if self.draw.random() < 0.25 else self.draw.choice(["engine", "agent", "cable"])
         if what == "driver":
-            self.driver.kill()
-            self.driver.wait()
+            self.kill_driver()
             self.start_driver()
         elif what == "engine":
             children = psutil.Process(self.agents[number].pid).children()
@@ -94,17 +106,23 @@ class Field:
         self.dealt[what] = self.dealt.get(what, 0) + 1
 
     def end(self) -> list[int]:
-        """Ends all processes; returns the exit codes of the workers."""
-        for process in self.agents + ([self.driver] if self.driver is not None else []):
+        """Ends all processes, whatever they do; returns the exit codes of the workers."""
+        processes = self.agents + ([self.driver] if self.driver is not None else [])
+        children = [child for process in processes for child in _children(process.pid)]
+        for process in processes:
             process.terminate()
-        codes: list[int] = []
-        for process in self.agents:
+        due, codes = time.monotonic() + END_SECONDS, list[int]()
+        for process in processes:
             try:
-                codes.append(process.wait(30))
+                codes.append(process.wait(max(0.0, due - time.monotonic())))
             except subprocess.TimeoutExpired:
                 process.kill()
-                codes.append(-9)
-        return codes
+                codes.append(process.wait())
+        for child in children:
+            with suppress(psutil.NoSuchProcess):
+                child.kill()  # an engine that did not hear of it
+        self.log.close()
+        return codes[: len(self.agents)]
 
     def _agent(self, number: int) -> subprocess.Popen[bytes]:
         return self._start("worker", f"tcp://127.0.0.1:{self.cables[number].port}", "--name", f"w{number}")
@@ -152,6 +170,12 @@ class Trainer:
             mx.save_safetensors(str(step / "adapters.safetensors"), moved)
             (step / "adapter_config.json").write_text(json.dumps(self._settings))
             (step / "DONE").touch()
+
+
+def _children(process: int) -> list[psutil.Process]:
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(process).children(recursive=True)
+    return []
 
 
 def _free_port() -> int:

@@ -13,7 +13,7 @@ from time import monotonic
 
 from ...configs.cluster import ClusterConfig
 from ..core.progress import Progress
-from ..leasing.lease_log import LeaseLog
+from ..leasing.lease_log import ENGINE, LOST, SLOW, LeaseLog
 from ..leasing.leaser import Leaser
 from ..leasing.open_lease import OpenLease
 from ..leasing.row_set import RowSet
@@ -82,7 +82,17 @@ class Driver:
         self._log, self._progress, self._answers = LeaseLog(run.run_dir), Progress(), WriterAnswers(run.writer)
         self._returns = RowReturns(self._answers, self._leaser, self._quarantine)
         self._members = Membership(
-            fleet, hellos, run, self._offer, self._roster, self._leaser, self._returns, self._policies, self._files, self._progress
+            fleet,
+            hellos,
+            run,
+            self._offer,
+            self._roster,
+            self._leaser,
+            self._returns,
+            self._policies,
+            self._files,
+            self._progress,
+            self._log,
         )
         self._began = False
 
@@ -111,7 +121,7 @@ class Driver:
         usable = self._roster.usable()
         self._policies.look(usable)
         self._files.look()
-        if not self._began and len(usable) < self._settings.min_workers:
+        if not self._began and (len(usable) < self._settings.min_workers or self._members.awaited(monotonic())):
             return
         self._began = self._began or bool(usable)
         for rows in self._leaser.too_large(self._roster.longest(monotonic())):
@@ -166,7 +176,7 @@ class Driver:
                 self._roster.sum_into(self._progress)
             case EngineDied():
                 log.warning("%s: %s: %s", told.worker, message.cause, message.follows)
-                self._log.note_again(told.worker, len(self._leaser.begun(told.worker, monotonic())))
+                self._log.note_again(told.worker, len(self._leaser.begun(told.worker, monotonic())), ENGINE)
             case RunRefused():
                 self._members.refuse(told.worker, worker, f"would give other results: {one_a_line(message.reasons)}")
             case RunFailed():
@@ -192,11 +202,12 @@ class Driver:
         self._log.note_done(lease, now)
         self._returns.take([rows])
 
-    def _send(self, lease: OpenLease) -> None:
+    def _send(self, lease: OpenLease, cause: str = LOST) -> None:
+        """Sends a lease. cause: why rows of it may have been begun before."""
         rows, lease.policy = lease.given, self._policies.of(lease.given.shard)
         told = (rows.shard, pickle.dumps(rows.rows), rows.recorded, rows.alone, lease.policy)
         self._fleet.send(lease.worker, Lease(self._offer.run, lease.name, *told))
-        self._log.note_again(lease.worker, lease.again)
+        self._log.note_again(lease.worker, lease.again, cause)
 
     def _copy(self, lease: str, rows: RowSet, idle: str, states: list[RecordedRow]) -> None:
         """Gives what is left of rows of a late lease to a second worker."""
@@ -208,7 +219,7 @@ class Driver:
             return
         recorded = tuple((state.position, sample) for state in states for sample in state.samples)
         copy = self._leaser.copy(RowSet(rows.shard, left, recorded), idle, monotonic())
-        self._send(copy)
+        self._send(copy, SLOW)
 
     def _land(self, name: str, worker: KnownWorker, frames: Frames) -> None:
         def landed(kept: Tokens) -> None:

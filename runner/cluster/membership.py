@@ -9,7 +9,8 @@ from time import monotonic
 
 from ..core.errors import ModelError
 from ..core.progress import Progress
-from ..leasing.leaser import Leaser
+from ..leasing.lease_log import RESTART, LeaseLog
+from ..leasing.leaser import RETURN_SECONDS, Leaser
 from ..leasing.track_record import TrackRecords
 from ..parcels.file_desk import FileDesk
 from ..pipeline.model_work import OpenRun
@@ -40,12 +41,18 @@ class Membership:
         policies: LeasePolicies,
         files: FileDesk,
         progress: Progress,
+        log_of_leases: LeaseLog,
     ):
         self._fleet, self._hellos, self._run, self._offer = fleet, hellos, run, offer
         self._roster, self._leaser, self._returns, self._policies = roster, leaser, returns, policies
-        self._files, self._progress = files, progress
+        self._files, self._progress, self._log = files, progress, log_of_leases
+        self._found: float | None = None  # when the first worker joined that was at the run already
         self.track = TrackRecords()
         self.ending = False  # errors of workers do not count any more
+
+    def awaited(self, now: float) -> bool:
+        """Returns True while more workers of an earlier start are likely to join: rows given to others now would be done twice."""
+        return self._found is not None and now < self._found + RETURN_SECONDS
 
     def join(self, joined: Joined) -> None:
         """Offers the run to a worker. One that has leases since before this start goes on with them; a later run knows nothing of them."""
@@ -57,7 +64,9 @@ class Membership:
             self.refuse(joined.worker, worker, fault)
             return
         if joined.hello.run == self._offer.run:
-            self._leaser.adopt(joined.worker, joined.hello.leases, monotonic(), worker.label)
+            self._found = monotonic() if self._found is None else self._found
+            twice = self._leaser.adopt(joined.worker, joined.hello.leases, monotonic(), worker.label)
+            self._log.note_again(joined.worker, twice, RESTART)
             self._policies.name_in(self._leaser.of(joined.worker))
         self._hellos[joined.worker] = Joined(joined.worker, replace(joined.hello, run=None, leases={}))
         self._fleet.send(joined.worker, self._offer)

@@ -3,6 +3,11 @@
 from ..runs.run_dir import RunDir
 from .open_lease import OpenLease
 
+LOST = "lost worker"  # which had begun them
+SLOW = "slow worker"  # has them, too
+ENGINE = "engine died"  # of the same worker
+RESTART = "driver started again"  # and gave them out before their worker had joined
+
 
 class LeaseLog:
     """The workers.jsonl of a run."""
@@ -16,7 +21,10 @@ class LeaseLog:
         line = {"worker": lease.worker, "shard": lease.given.shard, "rows": len(positions), "seconds": round(now - lease.sent, 3)}
         self._run_dir.add_lease(line | ({"first": positions[0], "last": positions[-1]} if positions else {}))
 
-    def note_again(self, worker: str, rows: int) -> None:
-        """Notes rows that a worker begins and that were begun before, there or elsewhere; 0 for none. They may be fewer."""
+    def note_again(self, worker: str, rows: int, cause: str) -> None:
+        """Notes rows that a worker begins and that were begun before, there or elsewhere; 0 for none. They may be fewer.
+
+        cause: LOST, SLOW, ENGINE or RESTART.
+        """
         if rows:
-            self._run_dir.add_lease({"worker": worker, "again": rows})
+            self._run_dir.add_lease({"worker": worker, "again": rows, "cause": cause})

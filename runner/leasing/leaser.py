@@ -16,6 +16,7 @@ from ..pipeline.row_requests import RecordedRows
 from ..store.shard_ledger import WHOLE, RecordedRow
 from .begun_rows import BegunRows
 from .input_rows import InputRows
+from .late_rows import late_rows
 from .lease_sizes import Outlook, WorkerLoad, WorkerPace
 from .open_lease import OpenLease
 from .row_set import RowSet, clear_returned, weigh_loss
@@ -23,6 +24,7 @@ from .rows_elsewhere import RowsElsewhere
 from .waiting_rows import WaitingRows
 
 FIRST_ROOM = 64  # rows that an engine may have at once which has not told it
+RETURN_SECONDS = 1.5  # in which a worker comes back whose connection alone was lost
 
 
 class Leaser:
@@ -93,9 +95,11 @@ class Leaser:
         load = loads[worker]
         if self.exhausted or not load.wants(self._lease_seconds, self._whole_shards):
             return None
-        first = self._waiting.first(worker)
+        first = self._waiting.first(worker, now)
         if first is None and (self._input.next is None or self._waiting.many_held_up):
-            return None
+            first = self._waiting.first(worker, None)
+            if first is None:
+                return None
         rivals = loads if first is None else self._waiting.rivals(first, loads)  # others do not count: they cannot have these rows
         waiting = max(1, self._left + self._waiting.count)
         outlook = Outlook(waiting, [loads[each] for each in rivals], self._lease_seconds)
@@ -103,7 +107,7 @@ class Leaser:
             size = self._layout.rows_per_shard if outlook.has_turn(load, min(waiting, self._layout.rows_per_shard)) else 0
         else:
             size = outlook.size(load)
-        rows = self._next_rows(worker, size) if size else None
+        rows = self._next_rows(first, size) if size else None
         if rows is None:
             return None
         lease = self._open(worker, rows, now)
@@ -118,28 +122,20 @@ class Leaser:
         if not self._speculate or not self.exhausted or self.of(idle):
             return None
         outlook = Outlook(0, [self._load(each, now) for each in workers], self._lease_seconds)
-        best: tuple[int, OpenLease] | None = None
-        for worker in self._held:
-            open_rows = [lease for lease in self.of(worker) if lease.left.keys() - lease.copied and lease.given.rows]
-            if worker == idle or not open_rows:
-                continue
-            newest = open_rows[-1]
-            least = len(newest.given.rows) if self._whole_shards else 0
-            size = outlook.rescue(self._load(worker, now, copied=False), self._load(idle, now), now - newest.sent, least)
-            if size and (best is None or size > best[0]):
-                best = size, newest
-        if best is None:
+        others = {worker: leases for worker, leases in self._held.items() if worker != idle}
+        slow = lambda worker: self._load(worker, now, copied=False)  # noqa: E731
+        found = late_rows(others, slow, outlook, self._load(idle, now), now, self._whole_shards)
+        if found is None:
             return None
-        size, lease = best
-        rows = lease.given.rows if self._whole_shards else [row for row in lease.given.rows if self._is_open(lease, row.position)][-size:]
+        lease, rows = found
         lease.copied.update(row.position for row in rows)
-        return (lease, lease.given.part(rows)) if rows else None
+        return lease, lease.given.part(rows)
 
     def copy(self, rows: RowSet, idle: str, now: float) -> OpenLease:
         """Opens a second lease, for ``idle``, of what is left of rows that are late."""
         second = self._open(idle, rows, now)
         second.copied.update(rows.positions)
-        second.again = len(rows.rows)
+        second.again = len(rows.rows)  # at most: the slow one may not get to them before the end
         return second
 
     def keep(self, name: str, rows: RowSet) -> None:
@@ -184,6 +180,7 @@ class Leaser:
         self._begun.lose(self.begun(worker, now))
         for lease in leases:
             lease.given.died += (label or worker,) * lease.begun
+            lease.given.kept_until = now + RETURN_SECONDS
         lost = self.take_back(leases, now)
         self._lost += lost
         return lost
@@ -231,19 +228,24 @@ class Leaser:
         """Returns rows that no worker has room for, as ``has_room`` says, once nothing else goes on: no lease is open."""
         return None if self.leases else next((rows for rows in self._waiting if not has_room(rows)), None)
 
-    def adopt(self, worker: str, leases: dict[str, list[int]], now: float, label: str | None = None) -> None:
+    def adopt(self, worker: str, leases: dict[str, list[int]], now: float, label: str | None = None) -> int:
         """Notes the leases that a worker has since before this start, or since before it was away.
 
-        Their rows are given to nobody else while it has them, as far as nobody has them yet.
+        Their rows are given to nobody else while it has them, as far as nobody has them yet. Returns how many of them this start has
+        given to others before it knew.
         """
         clear_returned(label or worker, self._all)
+        others = set[int]().union(*(lease.left for lease in self.leases.values()))
+        twice = 0
         for name, positions in leases.items():
             if positions and name not in self.leases:
+                twice += 0 if name.startswith(f"{self._session}-") else len(others.intersection(positions))
                 shard = self._layout.shard_of(positions[0])
                 self._hold(OpenLease(name, worker, RowSet(shard, []), now, begun=True, left=dict.fromkeys(positions)), now)
                 self._elsewhere.add(name, positions)
                 self._begun.find(positions)
         self._waiting.thin_out(self._elsewhere.without)
+        return twice
 
     @property
     def _all(self) -> list[RowSet]:
@@ -253,10 +255,10 @@ class Leaser:
     def _needs_nothing(self, position: int) -> bool:
         return self._recorded.failed(position) or self._recorded.resolved(position)
 
-    def _next_rows(self, worker: str, most: int) -> RowSet | None:
-        """Takes up to ``most`` rows; of rows that run alone all, and of a whole shard, too."""
-        if (again := self._waiting.take(worker, most)) is not None:
-            return again
+    def _next_rows(self, first: RowSet | None, most: int) -> RowSet | None:
+        """Takes up to ``most`` rows of a set that waits, or of the input."""
+        if first is not None:
+            return self._waiting.take(first, most)
         while taken := self._input.take(self._layout, None if self._whole_shards else most):
             self._left -= len(taken)
             rows = self._elsewhere.without(taken)
@@ -268,10 +270,6 @@ class Leaser:
     def _samples(self, position: int) -> list[int]:
         whole = [WHOLE] if self._recorded.failed(position) else []
         return whole + sorted(self._recorded.samples(position))
-
-    def _is_open(self, lease: OpenLease, position: int) -> bool:
-        """Returns True for a row that is not finished, and that no second worker has."""
-        return position in lease.left and position not in lease.copied
 
     def _pace_of(self, worker: str) -> WorkerPace:
         return self._paces.setdefault(worker, WorkerPace(self._lease_seconds, FIRST_ROOM))

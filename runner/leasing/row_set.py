@@ -20,7 +20,8 @@ class RowSet:
     """Rows of one shard that wait for a worker. died: labels of workers that have gone with them. alone: no others beside them.
 
     beyond: only workers with room for longer rows than so many tokens can do them. no_room: labels of workers that have no room for
-    these rows together, which must not be divided, with what they said.
+    these rows together, which must not be divided, with what they said. kept_until: their worker, which was lost, may come back for them
+    before; till then others get them only where nothing else is left.
     """
 
     shard: int
@@ -30,6 +31,7 @@ class RowSet:
     alone: bool = False
     beyond: int = 0
     no_room: dict[str, str] = field(default_factory=dict[str, str])
+    kept_until: float = 0.0
 
     @property
     def positions(self) -> list[int]:

@@ -29,19 +29,16 @@ class WaitingRows:
         """True while so many rows wait for a worker with more room that no more should join them: memory holds them all."""
         return sum(len(rows.rows) for rows in self._sets if rows.held_up) >= _MOST_HELD_UP
 
-    def first(self, worker: str) -> RowSet | None:
-        """Returns the rows that ``take`` takes from; None where nothing suits the worker."""
-        return next((rows for rows in self._sets if self._suits(worker, rows)), None)
+    def first(self, worker: str, now: float | None) -> RowSet | None:
+        """Returns the first rows that suit the worker; None where none do. now: without those that are kept for a lost worker."""
+        return next((rows for rows in self._sets if (now is None or rows.kept_until <= now) and self._suits(worker, rows)), None)
 
     def rivals(self, rows: RowSet, workers: Iterable[str]) -> list[str]:
         """Returns those of ``workers`` that the rows suit."""
         return [worker for worker in workers if self._suits(worker, rows)]
 
-    def take(self, worker: str, most: int) -> RowSet | None:
-        """Takes up to ``most`` rows for a worker; of rows that run alone all, and of a whole shard, too. None where nothing suits it."""
-        first = self.first(worker)
-        if first is None:
-            return None
+    def take(self, first: RowSet, most: int) -> RowSet:
+        """Takes up to ``most`` rows of a set that waits; of rows that run alone all, and of a whole shard, too."""
         self._sets = deque(rows for rows in self._sets if rows is not first)
         if len(first.rows) <= most or first.alone or self._whole_shards:
             return first

@@ -45,7 +45,7 @@ from .sent_policies import PolicyNotLoaded, SentPolicies
 log = logging.getLogger("mlx_bulk")
 
 FIGURES_SECONDS = 2.0  # between two messages with the engine's counts; what is finished is sent then, too
-EARLY_SECONDS, EARLY_RECORDS = 0.5, 32  # so many are sent sooner: what is not sent is done again when the engine dies
+EARLY_SECONDS, EARLY_RECORDS = 0.5, 8  # so many are sent sooner: what is not sent is done again when the engine dies
 _POLL_SECONDS = 0.1
 _CURE = "lower batch.memory, batch.rows or batch.tokens"
 _SHORTAGES = 3  # in turn, without a finished lease between: then the rows are not to blame

@@ -1,6 +1,6 @@
 """Rows of slow workers go to idle ones too, and rows that are begun again are counted."""
 
-from mlx_bulk.runner.leasing.leaser import Leaser
+from mlx_bulk.runner.leasing.leaser import RETURN_SECONDS, Leaser
 from mlx_bulk.runner.leasing.open_lease import OpenLease
 from mlx_bulk.runner.leasing.row_set import RowSet
 from mlx_bulk.runner.store.shard_ledger import RecordedRow
@@ -89,7 +89,7 @@ def test_rows_that_a_lost_worker_had_begun_count_where_they_are_begun_again():
     lost = desk.lose("slow", 2.0)
     for rows in lost:
         desk.give_back(rows, [RecordedRow(position, position < 2) for position in rows.positions])
-    again = [lease.again for lease in desk.deal(["fast"], 3.0)]
+    again = [lease.again for lease in desk.deal(["fast"], 2.0 + RETURN_SECONDS)]
     assert sum(again) == 6
 
 

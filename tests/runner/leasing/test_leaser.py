@@ -2,6 +2,7 @@
 
 import pytest
 from mlx_bulk.runner.leasing import waiting_rows
+from mlx_bulk.runner.leasing.leaser import RETURN_SECONDS
 from mlx_bulk.runner.leasing.row_set import RowSet
 from mlx_bulk.runner.store.shard_ledger import WHOLE, Ledger, RecordedRow
 
@@ -51,7 +52,7 @@ def test_rows_of_a_worker_that_left_go_first_and_without_those_that_came():
     (lost,) = desk.lose("a", 0.0)
     states = [RecordedRow(position, position < 60, (0,) if position == 60 else ()) for position in lost.positions]
     assert desk.give_back(lost, states) == []
-    again = given(desk.give("b", ["b", "another"], 1.0))
+    again = given(desk.give("b", ["b", "another"], RETURN_SECONDS))
     assert again.given.positions == [60, 61, 62, 63]
     assert (again.given.recorded, again.given.losses, again.given.alone) == (((60, 0),), 1, False)
     assert desk.give_back(lost, [RecordedRow(position, True) for position in lost.positions]) == []

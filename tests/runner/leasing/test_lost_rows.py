@@ -8,10 +8,12 @@ from .small_leasers import given, leaser, nothing
 
 
 def lost_again(desk: Leaser, worker: str, came: int) -> list[RowSet]:
-    """Lets a worker begin the next shard and go, after ``came`` of its rows are recorded. Returns the rows that are given up."""
-    lease = given(desk.give(worker, [worker], 0.0))
+    """Lets worker N begin the next shard at N times 2 seconds and go, after ``came`` of its rows are recorded. Returns the rows that are
+    given up."""
+    now = 2.0 * int(worker.split()[1])
+    lease = given(desk.give(worker, [worker], now))
     desk.begin(lease.name)
-    (lost,) = desk.lose(worker, 0.0)
+    (lost,) = desk.lose(worker, now)
     return desk.give_back(lost, [RecordedRow(position, at < came, (0,) * (at < came)) for at, position in enumerate(lost.positions)])
 
 

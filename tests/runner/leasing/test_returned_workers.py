@@ -1,6 +1,7 @@
 """Workers that come back, or were there before the driver: they go on with their rows, which nobody else gets."""
 
 from mlx_bulk.runner.leasing.lease_sizes import FIRST_LEASES
+from mlx_bulk.runner.leasing.leaser import RETURN_SECONDS
 
 from .small_leasers import given, leaser, nothing
 
@@ -60,9 +61,9 @@ def test_a_worker_that_comes_back_has_its_rows_back_as_far_as_they_wait():
     (lost,) = desk.lose("a", 0.0)
     assert desk.give_back(lost, nothing(lost)) == []
     desk.adopt("a", {first.name: first.given.positions[2:]}, 1.0)
-    others = given(desk.give("b", ["b", "another"], 1.0))
+    others = given(desk.give("b", ["b", "another"], RETURN_SECONDS))
     assert others.given.positions == [0, 1]
-    assert given(desk.give("b", ["b", "another"], 1.0)).given.positions[0] == 5  # the next of the input
+    assert given(desk.give("b", ["b", "another"], RETURN_SECONDS)).given.positions[0] == 5  # the next of the input
     (again,) = desk.lose("a", 0.0)
     assert again.positions == [2, 3, 4]
 
@@ -85,3 +86,31 @@ def test_a_shard_that_a_worker_has_since_before_is_never_divided():
     assert [given(desk.give("new", ["new"], 0.0)).given.shard for _ in range(2)] == [0, 2]
     (lost,) = desk.lose("old", 0.0)
     assert lost.positions == list(range(100, 200))
+
+
+def test_rows_of_a_lost_connection_are_kept_for_its_worker_while_there_are_others():
+    desk = leaser(1000)
+    first = given(desk.give("a", ["a", "b"], 0.0))
+    desk.begin(first.name)
+    (lost,) = desk.lose("a", 1.0)
+    desk.give_back(lost, nothing(lost))
+    assert given(desk.give("b", ["a", "b"], 1.1)).given.positions[0] == first.given.positions[-1] + 1  # the next of the input
+    assert desk.adopt("a", {first.name: first.given.positions}, 1.2) == 0
+    assert given(desk.give("b", ["a", "b"], 5.0)).given.positions[0] > first.given.positions[-1]
+    (lost,) = desk.lose("a", 6.0)
+    assert lost.positions == first.given.positions
+
+
+def test_rows_of_a_lost_worker_are_given_at_once_where_nothing_else_is_left():
+    desk = leaser(10, whole_shards=True)
+    given(desk.give("a", ["a"], 0.0))
+    for lost in desk.lose("a", 0.0):
+        desk.give_back(lost, nothing(lost))
+    assert desk.give("b", ["b"], 0.1) is not None
+
+
+def test_rows_given_out_before_their_worker_joined_again_count_as_begun_again():
+    """A driver that was started again knows of a worker's rows once it has joined."""
+    desk = leaser(100)
+    last = given(desk.give("b", ["b"], 0.0)).given.positions[-1]
+    assert desk.adopt("a", {"before-1": [last - 1, last, last + 1]}, 1.0) == 2
