@@ -10,7 +10,7 @@ from time import monotonic
 from ..core.errors import ModelError
 from ..core.progress import Progress
 from ..leasing.lease_log import RESTART, LeaseLog
-from ..leasing.leaser import RETURN_SECONDS, Leaser
+from ..leasing.leaser import Leaser
 from ..leasing.track_record import TrackRecords
 from ..parcels.file_desk import FileDesk
 from ..pipeline.model_work import OpenRun
@@ -21,6 +21,8 @@ from .roster import KnownWorker, Roster, error_of, facts_of, version_fault
 from .writer_answers import RowReturns
 
 log = logging.getLogger("mlx_bulk")
+
+_JOIN_SECONDS = 0.7  # after the first worker of an earlier start, others join: each looks for its driver three times a second
 
 
 class Membership:
@@ -52,7 +54,7 @@ class Membership:
 
     def awaited(self, now: float) -> bool:
         """Returns True while more workers of an earlier start are likely to join: rows given to others now would be done twice."""
-        return self._found is not None and now < self._found + RETURN_SECONDS
+        return self._found is not None and now < self._found + _JOIN_SECONDS
 
     def join(self, joined: Joined) -> None:
         """Offers the run to a worker. One that has leases since before this start goes on with them; a later run knows nothing of them."""
