@@ -123,12 +123,12 @@ def test_a_small_worker_does_all_shards_but_the_one_that_nobody_has_room_for(ben
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_shard_that_takes_the_memory_of_a_worker_goes_to_another_one(bench: Bench, monkeypatch: pytest.MonkeyPatch, times: int):
-    """Its engine fails within a step. It goes on with the next shard."""
+    """Its engine fails twice within a step of the same batch. It goes on with the next shard."""
     run(bench, ModelWork(ModelPool()), "plain", rows=ROWS, **FIXED)
     short, turn = count(1), Engine._turn  # pyright: ignore[reportPrivateUsage]
 
     def fails(self: Engine, queue: Any) -> bool:
-        if threading.current_thread().name == "worker-1" and self._batch.busy and next(short) <= times:  # pyright: ignore[reportPrivateUsage]
+        if threading.current_thread().name == "worker-1" and self._batch.busy and next(short) <= 2 * times:  # pyright: ignore[reportPrivateUsage]
             raise RuntimeError(MESSAGE)
         return turn(self, queue)
 
