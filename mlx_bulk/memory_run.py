@@ -164,7 +164,7 @@ def _run(job: Job, config: JobConfig, rows: Sequence[Row], loaded: LoadedModels,
         whole_shards=static,
         fail_fast=config.on_error == "fail",
     )
-    windows = shard_windows(rows, layout, window_shards(layout.rows_per_shard, static))
+    windows = shard_windows(rows, layout, window_shards(layout.rows_per_shard, static, loaded.setup.images is not None))
     threads = IOThreads(SessionInput(job, windows, layout, NOTHING_RECORDED), rules, sink)
 
     def counts() -> Counts:

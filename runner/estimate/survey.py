@@ -134,7 +134,7 @@ def survey_rows(config: JobConfig, spec: RunSpec, setups: Sequence[Setup], limit
     Raises DataError where the input changes meanwhile.
     """
     survey = Survey(spec.scan.rows * rounds_of({"config": config.model_dump()}), spec.scan.rows)
-    window = window_rows(config)
+    window = window_rows(config, spec.images is not None)
     configs = [spec.checkpoint.config, *([spec.reference.config] if spec.reference is not None else [])]
     second = None if len(setups) == 1 else (setups[1], configs[1])
     recorded = RecordedRows(NOTHING_RECORDED, shard_layout.Layout(survey.input_rows, config.batch.rows_per_shard))
@@ -159,11 +159,14 @@ def survey_rows(config: JobConfig, spec: RunSpec, setups: Sequence[Setup], limit
     return survey
 
 
-def window_rows(config: JobConfig) -> int:
-    """Returns how many rows a run of ``config`` has in a window: one shard in deterministic mode and where newer policies may come."""
+def window_rows(config: JobConfig, pictures: bool) -> int:
+    """Returns how many rows a run of ``config`` has in a window: one shard in deterministic mode and where newer policies may come.
+
+    pictures: rows may have some.
+    """
     per_shard = config.batch.rows_per_shard
     watches = isinstance(config, RolloutConfig) and config.policy.watch is not None
-    return per_shard * shard_layout.window_shards(per_shard, config.batch.deterministic or watches)
+    return per_shard * shard_layout.window_shards(per_shard, config.batch.deterministic or watches, pictures)
 
 
 def sampled_windows(rows: int, window: int) -> Iterator[range]:

@@ -5,7 +5,7 @@ One encoder serves one checkpoint. It remembers which pictures can be decoded, a
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from .content_parts import Message, NamedPicture, chat_pictures
 from .picture_text import RAW, PictureText, PlacedPicture, PlaceMarks
 from .pictures import read_picture
 from .processors import ImageProcessor, Size
-from .sources import PictureSources, picture_error
+from .sources import PictureSource, PictureSources, picture_error
 
 _REMEMBERED = 1 << 16  # pictures that need not be decoded again to know that they can be
 _PROBE = "qzx"
@@ -102,18 +102,19 @@ class PictureEncoder:
         self._sizes[digest] = size
         if len(self._sizes) > _REMEMBERED:
             self._sizes.popitem(last=False)
-        kept, name = None if source.path else data, source.name
-
-        def inputs() -> dict[str, NDArray[Any]]:
-            try:
-                found = source.read() if kept is None else kept
-                if kept is None and sha256(found).hexdigest() != contents:
-                    raise DataError(f"{name} changed while the run read it; put it back as it was, then run again with --retry-errors")
-                return self._processor.inputs(read_picture(found, name, self._most_pixels), name, several=several)
-            except RowError as error:
-                raise DataError(str(error)) from error
-
+        kept = None if source.path else data
+        inputs = partial(self._inputs, source, kept, contents, several)
         return PlacedPicture(self.table.register(digest, layout.tokens, layout.grid, inputs), layout)
+
+    def _inputs(self, source: PictureSource, kept: bytes | None, contents: str, several: bool) -> dict[str, NDArray[Any]]:
+        """Returns what the tower takes of a picture, made anew. kept: its bytes, None for a file's. contents: their sha256. Raises DataError."""
+        try:
+            found = source.read() if kept is None else kept
+            if kept is None and sha256(found).hexdigest() != contents:
+                raise DataError(f"{source.name} changed while the run read it; put it back as it was, then run again with --retry-errors")
+            return self._processor.inputs(read_picture(found, source.name, self._most_pixels), source.name, several=several)
+        except RowError as error:
+            raise DataError(str(error)) from error
 
     @cached_property
     def _takes_strings(self) -> bool:

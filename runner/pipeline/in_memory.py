@@ -164,7 +164,7 @@ class InMemoryRollouts:
             fail_fast=config.on_error == "fail",
         )
         rows = read_rounds(spec.scan, config.data, layout, range(layout.shards))
-        shards = window_shards(layout.rows_per_shard, self._loaded.setup.static or not by_round)
+        shards = window_shards(layout.rows_per_shard, self._loaded.setup.static or not by_round, spec.images is not None)
         session = SessionInput(spec.job, shard_windows(rows, layout, shards), layout, NOTHING_RECORDED)
         threads = IOThreads(session, rules, sink, self._updater.newest_version)
         try:

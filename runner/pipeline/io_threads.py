@@ -2,7 +2,8 @@
 
     rows ─► reading thread ─► windows ─► model ─► messages ─► recording thread ─► sink
 
-Both queues are bounded, so the device waits neither for the tokenizer nor for the disk, and memory does not grow with the dataset.
+Both queues are bounded, so the device waits neither for the tokenizer nor for the disk, and memory does not grow with the dataset: beside
+the rows that the model has, those of one window are held, or being made.
 """
 
 import threading
@@ -94,6 +95,7 @@ class IOThreads:
         self._recorder = Recorder(job, sink, recorded, groups, rules.fail_fast)
         self._row_requests = RowRequests(job, recorded, rules.check, rules.fatal, rules.whole_shards)
         self._windows: Queue[list[AnyRequest] | None] = Queue(1)
+        self._room = threading.Semaphore()  # for a window that the model has not taken
         self._messages: Queue[_Message] = Queue(OUTCOMES)
         self._closing, self._abandoned = threading.Event(), threading.Event()
         self._failure: BaseException | None = None
@@ -117,10 +119,13 @@ class IOThreads:
         """Returns the requests of the next rows, an empty list while they are not ready (unless ``wait``), None after the last."""
         while not (self.failed or self._rules.stopped()):
             try:
-                return self._windows.get(timeout=_POLL_SECONDS) if wait else self._windows.get_nowait()
+                window = self._windows.get(timeout=_POLL_SECONDS) if wait else self._windows.get_nowait()
             except Empty:
                 if not wait:
                     return []
+            else:
+                self._room.release()
+                return window
         return None
 
     def put(self, outcome: Outcome) -> None:
@@ -186,12 +191,15 @@ class IOThreads:
         """Makes windows of requests: one for each isolated group, then those of all other rows."""
         isolated = self._session.isolated
         for group in isolated:
-            self._put_window(self._requests(group))
+            self._await_room()
+            self._windows.put(self._requests(group))
         done = {row.position for group in isolated for row in group}
+        self._await_room()
         for window in self._session.windows:
             if requests := self._requests(row for row in window if row.position not in done):
-                self._put_window(requests)
-        self._put_window(None)
+                self._windows.put(requests)
+                self._await_room()
+        self._windows.put(None)
 
     def _requests(self, rows: Iterable[Row | BadRow]) -> list[AnyRequest]:
         requests: list[AnyRequest] = []
@@ -207,14 +215,11 @@ class IOThreads:
             requests += prepared.requests
         return requests
 
-    def _put_window(self, window: list[AnyRequest] | None) -> None:
-        while not self._closing.is_set():
-            try:
-                self._windows.put(window, timeout=_POLL_SECONDS)
-                return
-            except Full:
-                continue
-        raise _Stopped
+    def _await_room(self) -> None:
+        """Waits until the model has taken all windows. A window that nobody waits for would only take memory."""
+        while not self._room.acquire(timeout=_POLL_SECONDS):
+            if self._closing.is_set():
+                raise _Stopped
 
     # ----------------------------------------------------------------------------------------- the recording thread
 

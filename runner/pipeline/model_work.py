@@ -119,7 +119,7 @@ class ModelWork:
         engine = sampling_engine(spec.job.engine, *setups, config, spec.checkpoint, run.run_dir, run.layout, rater)
         engine.progress.report_to(run.heartbeat.activity, process.supervisor.note_in_flight)
         suspects = suspect_rows(run.rows(), [] if models.setup.static else run.orders.first_groups)
-        shards = window_shards(run.layout.rows_per_shard, models.setup.static or engine.live)
+        shards = window_shards(run.layout.rows_per_shard, models.setup.static or engine.live, spec.images is not None)
         session = SessionInput(spec.job, shard_windows(run.rows(), run.layout, shards), run.layout, run.recovered, suspects)
         threads = IOThreads(session, _rules(run, models.setup.static, check), run.writer, engine.newest_version)
         run.flush = threads.flush

@@ -9,6 +9,9 @@ import yaml
 from click.testing import CliRunner
 from mlx_bulk import results
 from mlx_bulk.jobs.cli.main import cli
+from mlx_bulk.runner.core import shard_layout
+from mlx_bulk.runner.core.requests import AnyRequest
+from mlx_bulk.runner.pipeline.io_threads import IOThreads
 
 from ..vision_checkpoints import write_vision_model
 from ..vision_folders import drawn, picture_bytes, write_vision_folder
@@ -65,6 +68,22 @@ def test_bytes_do_not_depend_on_the_memory_for_features(folder: Path) -> None:
     ]
     assert [len(set(ids)) for ids in placeholders] == [1] * ROWS + [0]
     assert all(max(one["prompt_ids"]) < 1 << 24 for one in most)
+
+
+def test_fewer_rows_with_pictures_wait_for_the_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each holds several times the memory of a row of text."""
+    sizes, next_window = list[int](), IOThreads.next_window
+
+    def counted(threads: IOThreads, wait: bool) -> list[AnyRequest] | None:
+        window = next_window(threads, wait)
+        if window:
+            sizes.append(len(window))
+        return window
+
+    monkeypatch.setattr(shard_layout, "PICTURE_ROWS", 4)
+    monkeypatch.setattr(IOThreads, "next_window", counted)
+    run(folder, "small windows", batch={"rows_per_shard": 2})
+    assert sizes == [4, 3]
 
 
 def test_a_run_is_replayed_and_scored_again(folder: Path) -> None:

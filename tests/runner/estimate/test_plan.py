@@ -209,19 +209,20 @@ def test_samples_are_spread_over_the_input(rows: int, window: int):
 def test_windows_are_whole_shards(bench: Bench):
     from mlx_bulk.configs.load import load_config
 
-    def rows(**batch: Any) -> int:
+    def rows(pictures: bool = False, **batch: Any) -> int:
         config = load_config(bench.write_config(batch=batch))
         assert config.job != "sweep"
-        return window_rows(config)
+        return window_rows(config, pictures)
 
     assert rows(rows_per_shard=1_000) == 4_000
     assert rows(rows_per_shard=9_000) == 9_000
+    assert rows(pictures=True, rows_per_shard=100) == 1_000
     assert rows(rows_per_shard=100, deterministic=True) == 100
     rollout: dict[str, Any] = {"job": "rollout", "sampling": {"n": 2, "temperature": 1.0}, "batch": {"rows_per_shard": 100}}
     for policy, window in (({}, 4_000), ({"watch": str(bench.root)}, 100)):
         config = load_config(bench.write_config(**rollout, policy=policy))
         assert config.job == "rollout"
-        assert window_rows(config) == window
+        assert window_rows(config, False) == window
 
 
 def test_a_sweep_has_a_line_a_cell_and_says_which_cells_fail(bench: Bench):

@@ -95,7 +95,7 @@ def test_closing_early_records_what_was_put_and_stops_reading():
         while True:
             yield Row(read[0], str(read[0]), {"n": 1})
             read[0] += 1
-            if read[0] > 2 * WINDOW_ROWS:
+            if read[0] == 2 * WINDOW_ROWS:
                 begun.set()
 
     written = Written()
@@ -106,7 +106,27 @@ def test_closing_early_records_what_was_put_and_stops_reading():
     assert begun.wait(PATIENCE)
     threads.close()
     assert written.added == [(window[0].row, 0)]
-    assert read[0] < 5 * WINDOW_ROWS
+    assert read[0] < 3 * WINDOW_ROWS
+
+
+def test_one_window_is_made_ahead_of_the_model():
+    """A further one would only take memory until the model takes the one before it."""
+    second, more, read = threading.Event(), threading.Event(), [0]
+
+    def endless() -> Iterator[Row | BadRow]:
+        while True:
+            yield Row(read[0], str(read[0]), {"n": 1})
+            read[0] += 1
+            if read[0] >= 16:
+                (second if read[0] == 16 else more).set()
+
+    threads = threads_of(endless(), Written(), per_shard=8, whole_shards=True)
+    assert len(threads.next_window(True) or []) == 8
+    assert second.wait(PATIENCE)
+    assert not more.wait(0.5)
+    assert len(threads.next_window(True) or []) == 8
+    assert more.wait(PATIENCE)
+    threads.close()
 
 
 def test_a_shard_without_requests_does_not_shift_later_windows():
