@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from . import attention, elementwise, linear, native, rope
 
-ACTIVATIONS = ("gelu", "gelu_tanh", "silu", "relu")  # encoder_block.h's numbers for them
+REFERENCES = {"gelu": nn.gelu, "gelu_tanh": nn.gelu_approx, "silu": nn.silu, "relu": nn.relu, "quick_gelu": nn.gelu_fast_approx}
+ACTIVATIONS = tuple(REFERENCES)  # their places are encoder_block.h's numbers for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ def reference(x: mx.array, lengths: Sequence[int], w: EncoderWeights, c: Encoder
 
     def fed(y: mx.array) -> mx.array:
         up = linear.reference(y, w.mlp_input, w.mlp_input_bias)
-        of = {"gelu": nn.gelu, "gelu_tanh": nn.gelu_approx, "silu": nn.silu, "relu": nn.relu}[c.activation]
+        of = REFERENCES[c.activation]
         up = of(up) if w.gate is None else of(linear.reference(y, w.gate, w.gate_bias)) * up
         return linear.reference(up, w.mlp_output, w.mlp_output_bias)
 

@@ -14,9 +14,9 @@ from mlx_bulk.runner.core.outcomes import Failure
 from mlx_bulk.runner.core.requests import Row
 from mlx_bulk.runner.core.shard_layout import Layout, window_shards
 from mlx_bulk.runner.images.placeholders import PictureEncoder
-from mlx_bulk.runner.images.processors import load_image_processor
 from mlx_bulk.runner.images.row_pictures import has_vision_tower
 from mlx_bulk.runner.images.sources import PictureSources
+from mlx_bulk.runner.images.tower_processor import load_picture_processor
 from mlx_bulk.runner.layers.kernel_injection import only_inside
 from mlx_bulk.runner.models.checkpoint import Checkpoint, find_checkpoint
 from mlx_bulk.runner.models.device_memory import shortage_as_error
@@ -145,7 +145,7 @@ def picture_encoder(config: JobConfig, checkpoint: Checkpoint, tokenizer: Tokeni
     if not has_vision_tower(checkpoint.config):
         found = f"the model ({checkpoint.config.get('model_type')}) reads text alone: its config.json has no vision_config"
         raise ConfigError(f"images: {found}; take a vision model, or leave images out")
-    processor = load_image_processor(checkpoint.folder, checkpoint.config, tokenizer.hf)
+    processor = load_picture_processor(checkpoint.folder, checkpoint.config, tokenizer.hf)
     sources = PictureSources((Path.cwd().resolve(),), config.data.fetch)
     return PictureEncoder(tokenizer, processor, sources, config.data.max_image_pixels)
 

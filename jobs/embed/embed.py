@@ -16,6 +16,7 @@ from ...runner.core.logprob_options import LogprobOptions
 from ...runner.core.outcomes import Outcome, Pooled
 from ...runner.core.requests import PoolRequest, Row
 from ...runner.engine.setup import Setup
+from ...runner.images.tower_processor import has_two_towers
 from ...runner.pipeline.job import ConfigFiles, Parts
 from ...runner.pool_engine.pooler import Pooler
 from ...runner.pooling.hidden_size import hidden_size
@@ -28,6 +29,7 @@ from .pooling_choice import chosen_head
 from .prompt_inputs import PromptInputs, with_a_turn
 from .text_choice import chosen_inputs
 from .text_inputs import TextInputs
+from .tower_inputs import TowerInputs
 from .vector_statistics import embed_closing, embed_statistics
 from .vector_types import Ranges, ranges_text, stored_type, storing
 
@@ -121,7 +123,9 @@ class EmbedJob:
         return EmbeddingLines(self.parts, self._prompts, self.pooling.dimensions, head.normalize)
 
     @cached_property
-    def _prompts(self) -> PromptInputs:
+    def _prompts(self) -> PromptInputs | TowerInputs:
+        if has_two_towers(self.parts.checkpoint.config):
+            return TowerInputs(self.parts, self.inputs)
         return PromptInputs(self.parts, self.inputs, self.folder)
 
     # ------------------------------------------------------------------------------------------- outcome -> record

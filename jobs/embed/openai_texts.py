@@ -21,6 +21,7 @@ from ..openai.refusal import RequestRefused
 from ..openai.request import model_named
 from ..terminal.tables import count_text
 from .prompt_inputs import PromptInputs
+from .tower_inputs import TowerInputs
 
 log = logging.getLogger("mlx_bulk")
 
@@ -31,7 +32,7 @@ class EmbeddingLines:
     inputs: encodes texts. size: the numbers of the model's vector. unit: vectors that are cut are divided by their length again.
     """
 
-    def __init__(self, parts: Parts, inputs: PromptInputs, size: int, unit: bool):
+    def __init__(self, parts: Parts, inputs: PromptInputs | TowerInputs, size: int, unit: bool):
         """Logs once what the file's lines ask for in vain."""
         assert isinstance(parts.config, EmbedConfig)
         self._parts, self._config, self._inputs, self._size, self._unit = parts, parts.config, inputs, size, unit
@@ -81,10 +82,11 @@ class EmbeddingLines:
         """Returns token ids as they are: without a prompt and special tokens, cut at the config's side."""
         whole, most = np.array(ids, np.int32), self._inputs.texts.max_length
         if most is None or len(whole) <= most:
-            return TokenInput(whole), False
+            return TokenInput(self._inputs.texts.padded(whole)), False
         if self._inputs.texts.too_long == "error":
             raise RowError("too_long", f"found {len(whole)} token ids; {self._inputs.texts.longest}")
-        return TokenInput(whole[:most] if self._inputs.texts.too_long == "truncate_right" else whole[-most:]), True
+        cut = whole[:most] if self._inputs.texts.too_long == "truncate_right" else whole[-most:]
+        return TokenInput(self._inputs.texts.padded(cut)), True
 
 
 def _warnings(census: RequestCensus, model: str, *, any_model: bool) -> Iterator[str]:

@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 from ...configs.embed import EmbedSettings
 from ...configs.errors import ConfigError
+from ...runner.images.tower_processor import has_two_towers
 from ...runner.pooling.sentence_folder import SentenceFolder, pooling_advice
 from ...runner.pooling.spec import EmbeddingHead, Normalize, PoolingMode
 
@@ -17,6 +18,8 @@ def chosen_head(settings: EmbedSettings, folder: SentenceFolder, config: dict[st
     what comes last: of vectors that are cut that step alone (sentence-transformers' ``truncate_dim``), else the model's own.
     """
     head = folder.head
+    if settings.pooling is not None and has_two_towers(config):
+        raise ConfigError("embed.pooling: a model with two towers pools by itself; leave it out (embed.normalize: true gives unit vectors)")
     if settings.pooling is not None:
         head = replace(head or EmbeddingHead(()), modes=(settings.pooling,))
     if head is None or not head.modes:

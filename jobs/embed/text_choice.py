@@ -1,5 +1,7 @@
 """How a row's text becomes what the model reads: the prompt before it and the longest text, as the model's folder says or the config."""
 
+from dataclasses import replace
+
 from ...configs.embed import EmbedSettings
 from ...configs.errors import ConfigError
 from ...configs.fields import nearest
@@ -19,11 +21,21 @@ def chosen_inputs(settings: EmbedSettings, folder: SentenceFolder, parts: Parts)
         settings.too_long or ("error" if parts.config.data.format == "openai" else _cut_side(parts)),
         settings.max_length is not None,
     )
+    if parts.checkpoint.config.get("model_type") == "siglip":
+        inputs = _padded(inputs, parts)
     around = sum(inputs.special_tokens)
     if inputs.max_length is not None and inputs.max_length <= around:
         expected = f"expected at least {around + 1}, since the tokenizer puts {around} special tokens around each text"
         raise ConfigError(f"embed.max_length: found {inputs.max_length}; {expected}")
     return inputs
+
+
+def _padded(inputs: TextInputs, parts: Parts) -> TextInputs:
+    """Returns the encoder of SigLIP's texts: it was trained with all of them as long as its positions, and pads are tokens as any."""
+    pad = parts.tokenizer.hf.pad_token_id
+    if pad is None:
+        raise ConfigError("model.path: the tokenizer names no pad_token, with which SigLIP's texts are filled up; fetch the model anew")
+    return replace(inputs, padded_length=_positions(parts) or 0, pad=int(pad))
 
 
 def chosen_prompt(settings: EmbedSettings, folder: SentenceFolder) -> str:

@@ -26,6 +26,7 @@ class TextInputs:
 
     prompt: stands before each text, empty for none. pooled_prompt: pooling counts its tokens too. lowercase: texts are made lower case
     first. max_length: most tokens of an input, None for any number; ``too_long`` says what happens to more. own_length: the config sets it.
+    padded_length: inputs of fewer tokens are filled up with ``pad``, which the model reads as any token.
     """
 
     tokenizer: Tokenizer
@@ -35,6 +36,8 @@ class TextInputs:
     max_length: int | None = None
     too_long: TooLong = "truncate_right"
     own_length: bool = False
+    padded_length: int = 0
+    pad: int = 0
 
     def encode(self, text: str) -> tuple[TokenInput, bool]:
         """Returns the input, and whether it was cut. Raises RowError where nothing is left to pool, or the text is too long."""
@@ -43,7 +46,11 @@ class TextInputs:
             raise RowError("tokenize", "the text is empty, and this tokenizer puts no special tokens around it; there is nothing to embed")
         whole = len(ids)
         ids = self.fit(ids)
-        return TokenInput(ids, start=self.start(ids)), len(ids) < whole
+        return TokenInput(self.padded(ids), start=self.start(ids)), len(ids) < whole
+
+    def padded(self, ids: Ids) -> Ids:
+        """Returns ids filled up to ``padded_length``."""
+        return np.pad(ids, (0, max(0, self.padded_length - len(ids))), constant_values=self.pad)
 
     def start(self, ids: Ids) -> int:
         """Returns the first of ``ids`` that pooling counts. Raises RowError where none is left."""

@@ -117,9 +117,10 @@ struct EncoderBlock {
   }
 
   V active(V x) const {
-    enum { GELU, GELU_TANH, SILU, RELU };
+    enum { GELU, GELU_TANH, SILU, RELU, QUICK_GELU };
     if (activation == GELU) return gelu_of(x);
     if (activation == GELU_TANH) return over_one_and_exp(x, 1.5957691216057308f * (x + 0.044715f * x * x * x));
+    if (activation == QUICK_GELU) return over_one_and_exp(x, 1.702f * x);
     return activation == SILU ? over_one_and_exp(x, x) : x < 0.0f ? V{} : x;
   }
 };

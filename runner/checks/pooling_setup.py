@@ -22,6 +22,7 @@ from ..models.loader import LanguageModel
 from ..pooling.spec import PoolingSpec
 from ..scheduler.limits import Limits
 from ..vision.features import share_image_memory
+from ..vision.two_towers import TwoTowers
 from .pooling_check import WAYS, TextBatching, find_picture_batching, find_text_batching, fixed_slots_alike
 
 log = logging.getLogger("mlx_bulk")
@@ -69,6 +70,8 @@ def fit_pooling_model(model: LanguageModel, config: BatchConfig, images: ImageTa
 
 def _with_pictures(model: LanguageModel, pooling: PoolingSpec, images: ImageTable, texts: TextBatching) -> TextBatching:
     """Returns the more cautious of two ways: that of rows with pictures, and that of ``texts``."""
+    if isinstance(model.network.body, TwoTowers):  # no row with a picture goes through the texts' network
+        return texts
     found = find_picture_batching(model.network, model.vocabulary, pooling, images.placeholder, model.checkpoint.folder.name)
     return max(texts, found, key=lambda each: WAYS.index(each.way))
 

@@ -112,7 +112,7 @@ def _too_large_to_pool(request: AnyRequest, setup: Setup) -> str | None:
     if not request.inputs:
         return None
     limits, longest = setup.limits, max(request.inputs, key=lambda each: len(each.ids))
-    if request.reach > setup.positions:
+    if request.reach > setup.positions and not request.images:  # a picture has the positions of its own tower
         return f"{request.reach} tokens are more than the model's {setup.positions} positions; lower max_length to that"
     rows, width = 1, request.reach
     if setup.static:

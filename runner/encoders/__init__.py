@@ -1,4 +1,6 @@
-"""Encoders of our own: BERT and its like, from token ids to hidden states. Knows no tokenizers, no pooling and no files.
+"""Encoders of our own, from token ids to hidden states: BERT and its like, and the text encoders of CLIP and SigLIP.
 
-Public: registry, encoder.
+Knows no tokenizers, no pooling and no files.
+
+Public: registry, encoder, text_towers.
 """

@@ -6,7 +6,7 @@ Weights are packed at the first call, and again where they have changed. Pads ar
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,7 +107,8 @@ def _build(layer: Any, arrays: dict[str, mx.array]) -> PackedBlock | None:
 def _activation(layer: nn.Module) -> str | None:
     """Returns the kernel's name for an activation, None where it has none."""
     if type(layer) is FastGELU:
-        return {"none": "gelu", "precise": "gelu_tanh", "tanh": "gelu_tanh"}.get(layer._approx)  # pyright: ignore[reportPrivateUsage]
+        names = {"none": "gelu", "precise": "gelu_tanh", "tanh": "gelu_tanh", "fast": "quick_gelu"}
+        return names.get(layer._approx)  # pyright: ignore[reportPrivateUsage]
     others: dict[type[nn.Module], str] = {nn.SiLU: "silu", nn.ReLU: "relu"}
     return others.get(type(layer))
 
@@ -148,38 +149,43 @@ def substitute_blocks(encoder: Encoder, vocabulary: int, positions: int = sys.ma
     positions: the most tokens that the model takes. Where a call crashes or states differ, mlx's own layers are put back and one warning
     says so. ``kernel_injection.restore`` takes the classes off again.
     """
-    if native.library() is None:
-        return ()
-    unpatch_layers(encoder)
     rng = np.random.default_rng(2)
     rows = [rng.integers(0, vocabulary, min(n, positions)) for n in LENGTHS]
-    truth = _states(encoder, rows)
-    patch_layers(encoder)
-    context = context_of(encoder)
+    return substitute_layers(encoder, lambda: _states(encoder, rows))
+
+
+def substitute_layers(network: nn.Module, states: Callable[[], NDArray[np.float32]]) -> tuple[str, ...]:
+    """Does the same for any network of an encoder's blocks. states: makes some with it."""
+    if native.library() is None:
+        return ()
+    unpatch_layers(network)
+    truth = states()
+    patch_layers(network)
+    context = context_of(network)
     context.used.clear()
     try:
-        found = _states(encoder, rows)
+        found = states()
         with context.layer_by_layer():
-            by_layer = _states(encoder, rows)
+            by_layer = states()
     except Exception as error:
         reason = f"the model crashes ({first_line(error, None)})"
     else:
         names = tuple(sorted(context.used))
         allowed = TOLERANCE * max(float(truth.std()), 1e-3)
-        gap = max(float(np.abs(states - truth).max()) for states in (found, by_layer))
+        gap = max(float(np.abs(each - truth).max()) for each in (found, by_layer))
         if gap <= allowed:
             return names
         reason = f"states move by {gap:.2g} (allowed {allowed:.2g})"
-    unpatch_layers(encoder)
+    unpatch_layers(network)
     log.warning("mlx's own layers stay in place, slower on this CPU: with ours, %s", reason)
     return ()
 
 
-def packed_bytes(encoder: Encoder) -> int:
-    """Returns the bytes of the packed weights that the kernel will hold beside the encoder's own; 0 where it cannot serve."""
+def packed_bytes(network: nn.Module) -> int:
+    """Returns the bytes of the packed weights that the kernel will hold beside a network's own; 0 where it cannot serve."""
     if (library := native.library()) is None:
         return 0
-    blocks: list[Any] = [layer for layer in encoder.modules() if isinstance(layer, PostNormBlock | PreNormBlock)]
+    blocks: list[Any] = [layer for layer in network.modules() if isinstance(layer, PostNormBlock | PreNormBlock)]
     parts = [[block[name] for name in PRODUCTS] for block in blocks]
     served = [part for of in parts if all(isinstance(part, nn.Linear) and part.weight.dtype == mx.float32 for part in of) for part in of]
     return sum(FLOAT * library.packed_size(*part.weight.shape) for part in served)

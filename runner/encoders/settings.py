@@ -15,6 +15,7 @@ ACTIVATIONS: dict[str, tuple[type[nn.Module], dict[str, str]]] = {
     "gelu_new": (nn.GELU, {"approx": "tanh"}),
     "gelu_pytorch_tanh": (nn.GELU, {"approx": "tanh"}),
     "gelu_fast": (nn.GELU, {"approx": "tanh"}),
+    "quick_gelu": (nn.GELU, {"approx": "fast"}),
     "relu": (nn.ReLU, {}),
     "silu": (nn.SiLU, {}),
     "swish": (nn.SiLU, {}),
@@ -24,6 +25,17 @@ ACTIVATIONS: dict[str, tuple[type[nn.Module], dict[str, str]]] = {
 def with_defaults(config: Config, defaults: Config) -> Config:
     """Returns ``config`` with ``defaults`` for what is missing or null."""
     return defaults | {name: value for name, value in config.items() if value is not None}
+
+
+def tower_settings(config: Config, part: str, defaults: Config) -> Config:
+    """Returns the settings of one of a model's two towers, with its defaults. part: text or vision.
+
+    What ``text_config_dict`` says counts more than ``text_config``, as in transformers, which wrote both once.
+    """
+    settings: Config = dict(config.get(f"{part}_config") or {})
+    if older := config.get(f"{part}_config_dict"):
+        settings |= defaults | older
+    return with_defaults(settings, defaults)
 
 
 def check_setting(config: Config, name: str, served: Collection[Any], default: Any = None) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ..core.errors import DataError, RowError
-from ..core.images import ImageTable
+from ..core.images import ImageTable, PromptImage
 from ..text.assistant_spans import AssistantTurns
 from ..text.tokenizer import NOTHING, Tokenizer
 from .content_parts import Message, NamedPicture, chat_pictures
@@ -80,6 +80,10 @@ class PictureEncoder:
         if marked != columns and self._marks.unmarked(spelled := render(marked)) == text:  # else the template changes what rows spell
             text = spelled
         return self._text(text, self._all_placed(images, beside), RAW, raw=True)
+
+    def picture(self, picture: NamedPicture, beside: Path) -> PromptImage:
+        """Returns a picture that is a row of its own. Raises RowError."""
+        return self._placed(picture, beside).image
 
     def _text(self, marked: str, placed: Sequence[PlacedPicture], who: str, *, raw: bool) -> PictureText:
         return PictureText(marked, tuple(placed), self._tokenizer, self._marks, self._processor.placeholder, who, raw)

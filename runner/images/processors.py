@@ -8,7 +8,8 @@ import json
 import logging
 import sys
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 Size = tuple[int, int]  # width and height
 
 _SIZES = 4096  # of pictures whose layouts are remembered
-_FILES = ("processor_config.json", "preprocessor_config.json")
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 _COUNTED = "batch_num_images"  # what a processor says to which a prompt's only picture is another than one of several
 _NO_INPUTS = {"rows", "cols", "num_crops", "num_patches", _COUNTED}  # what processors say of a picture that no tower takes
 
@@ -76,9 +77,7 @@ class ImageProcessor:
     @cached_property
     def settings(self) -> str:
         """A digest of all that decides which pixels a picture becomes."""
-        images = self._hf.image_processor
-        told = json.dumps([type(images).__name__, images.to_dict(), self._keywords], sort_keys=True, default=str)
-        return sha256(told.encode()).hexdigest()
+        return self._digest(self._hf.image_processor, self._keywords)
 
     def layout(self, image: "Image", name: str, *, several: bool = False) -> PictureLayout:
         """Returns what fills the place of a picture. name: for messages. Raises RowError where the processor refuses the picture.
@@ -144,6 +143,11 @@ class ImageProcessor:
         return {name: value for name, value in kept.items() if name != "return_tensors"}
 
     @staticmethod
+    def _digest(images: Any, keywords: dict[str, Any]) -> str:
+        told = json.dumps([type(images).__name__, images.to_dict(), keywords], sort_keys=True, default=str)
+        return sha256(told.encode()).hexdigest()
+
+    @staticmethod
     def _attempt(work: Callable[[], Any], name: str) -> Any:
         """Does a processor's work. Raises RowError where it refuses a picture: one that is far too long and thin, say."""
         try:
@@ -169,26 +173,31 @@ def load_image_processor(folder: Path, config: dict[str, Any], tokenizer: Any) -
     transformers' AutoProcessor is not asked: it needs torch for processors of videos.
     """
     pillow()
-    if not any((folder / name).is_file() for name in _FILES):
-        raise ModelError(f"model.path: {folder} holds no {_FILES[1]}; expected the model's image processor: fetch the model anew")
-    chatty, log = logging.WARNING, logging.getLogger("transformers")
-    before = log.level
-    log.setLevel(max(before, chatty + 1))  # it tells users of torch, which nothing here needs
+    if not any((folder / name).is_file() for name in PROCESSOR_FILES):
+        raise ModelError(f"model.path: {folder} holds no {PROCESSOR_FILES[1]}; expected the model's image processor: fetch the model anew")
     try:
-        hf = _processor(folder, config, deepcopy(tokenizer))
+        with quiet_transformers():
+            hf = _processor(folder, config, deepcopy(tokenizer))
     except Exception as error:  # transformers raises what it likes; each means that there is no processor
         raise ModelError(f"model.path: the image processor in {folder} cannot be loaded: {visible(first_line(error, None))}") from error
-    finally:
-        log.setLevel(before)
     if not getattr(hf, "image_token", None) or getattr(hf, "image_processor", None) is None:
         found = f"the processor in {folder} ({type(hf).__name__}) says no text for a picture's place"
-        cure = (
-            "models of two towers, such as CLIP and SigLIP, are not read; take one whose prompts hold pictures, such as Qwen3-VL-Embedding"
-        )
-        raise ModelError(f"model.path: {found}: {cure}")
+        raise ModelError(f"model.path: {found}; take a model whose prompts hold pictures, such as Qwen3-VL-Embedding, or CLIP or SigLIP")
     named = (config.get(name) for name in ("image_token_id", "image_token_index"))
     placeholder = next((each for each in named if isinstance(each, int)), hf.image_token_id)
     return ImageProcessor(hf, int(placeholder))
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Within it transformers warns of nothing: it tells users of torch, which nothing here needs."""
+    log = logging.getLogger("transformers")
+    before = log.level
+    log.setLevel(max(before, logging.WARNING + 1))
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def _processor(folder: Path, config: dict[str, Any], tokenizer: Any) -> Any:
@@ -198,7 +207,7 @@ def _processor(folder: Path, config: dict[str, Any], tokenizer: Any) -> Any:
     from transformers.processing_utils import ProcessorMixin
 
     told, _ = ProcessorMixin.get_processor_dict(str(folder))
-    plain = json.loads((folder / _FILES[1]).read_bytes()) if (folder / _FILES[1]).is_file() else {}
+    plain = json.loads((folder / PROCESSOR_FILES[1]).read_bytes()) if (folder / PROCESSOR_FILES[1]).is_file() else {}
     model_type = str(config.get("model_type"))
     name = told.get("processor_class") or plain.get("processor_class") or PROCESSOR_MAPPING_NAMES.get(model_type)
     if name is None or not hasattr(transformers, name):

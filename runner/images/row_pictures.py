@@ -27,8 +27,8 @@ from ..text.tokenizer import NOTHING, Tokenizer
 from .content_parts import Message, NamedPicture, listed_pictures
 from .picture_text import PictureText
 from .placeholders import PictureEncoder
-from .processors import load_image_processor
 from .sources import FileReader, PictureSources
+from .tower_processor import has_two_towers, load_picture_processor
 
 log = logging.getLogger("mlx_bulk")
 
@@ -80,8 +80,11 @@ def open_pictures(
     """Returns what encodes the pictures of a run's rows; None where there are none, or where the model reads text alone.
 
     folder, model: the checkpoint's, and its config.json. schema: the input's columns. files: see ``PictureSources``. Raises ConfigError
-    and ModelError where the config names a column of pictures, and they cannot be read.
+    and ModelError where the config names a column of pictures, and they cannot be read, and for a model with two towers in any job but embed.
     """
+    if has_two_towers(model) and config.job != "embed":
+        found = f"{folder} ({model['model_type']}) makes vectors of texts and pictures alone"
+        raise ModelError(f"model.path: {found}; set job: embed")
     if not has_vision_tower(model):
         if config.prompt.images is not None:
             found = f"the model ({model.get('model_type')}) reads text alone: its config.json has no vision_config"
@@ -90,7 +93,7 @@ def open_pictures(
     if not may_hold_pictures(config, schema):
         return None
     try:
-        processor = load_image_processor(folder, dict(model), tokenizer.hf)
+        processor = load_picture_processor(folder, dict(model), tokenizer.hf)
     except BulkError as error:
         if config.prompt.images is not None:
             raise
@@ -108,7 +111,7 @@ def require_same_processor(pictures: PictureEncoder, folder: Path, model: Mappin
     if not has_vision_tower(model):
         found = f"the model at {folder} ({model.get('model_type')}) reads text alone"
         raise ModelError(f"{key}: {found}, and rows may have pictures; expected a vision model of the same kind as model.path")
-    if load_image_processor(folder, dict(model), tokenizer.hf).settings != pictures.settings:
+    if load_picture_processor(folder, dict(model), tokenizer.hf).settings != pictures.settings:
         found = f"the image processor of {folder} has other settings than the model's"
         raise ModelError(f"{key}: {found}, so it would see other pixels; expected the same preprocessor_config.json")
 

@@ -25,7 +25,7 @@ def load_pooling_model(
     from .encoder_loader import load_encoder
 
     if _is_encoder(checkpoint):
-        model = _pooling(load_encoder(config, checkpoint, memory), pooling)
+        model = _pooling(load_encoder(config, checkpoint, memory, pictures=pictures), pooling)
     else:
         model = _pooling(load_model(config, checkpoint, memory, _classes(checkpoint, pooling), pictures=pictures), pooling)
     mx.eval(model.network.head.parameters())
@@ -42,7 +42,7 @@ def outline_pooling_model(
     from .encoder_loader import outline_encoder
 
     if _is_encoder(checkpoint):
-        return _pooling(outline_encoder(config, checkpoint, memory), pooling)
+        return _pooling(outline_encoder(config, checkpoint, memory, pictures=pictures), pooling)
     return _pooling(outline(config, checkpoint, memory, _classes(checkpoint, pooling), pictures=pictures), pooling)
 
 
@@ -54,7 +54,7 @@ def pooling_size(
     from .encoder_loader import encoder_size
 
     if _is_encoder(checkpoint):
-        return encoder_size(config, checkpoint, memory)
+        return encoder_size(config, checkpoint, memory, pictures=pictures)
     return size(config, checkpoint, memory, _classes(checkpoint, pooling), pictures=pictures)
 
 
@@ -84,13 +84,17 @@ def _classes(checkpoint: Checkpoint, pooling: PoolingSpec) -> Classes | None:
 def _pooling(model: LanguageModel, pooling: PoolingSpec) -> LanguageModel:
     """Returns the model with its head, whose weights are not read yet."""
     from ..encoders.encoder import Encoder
+    from ..encoders.text_towers import TextTower
     from ..pooling.decoder_body import DecoderBody
     from ..pooling.head_network import head_network
     from ..pooling.vectors import PoolingNetwork
+    from ..vision.two_towers import TwoTowers
 
     path = model.checkpoint.folder
     try:
         body: Any = model.network if isinstance(model.network, Encoder) else DecoderBody(model.network, model.checkpoint.config)
+        if isinstance(body, TextTower) and model.features is not None:
+            body = TwoTowers(body, model.features)
         return replace(model, network=PoolingNetwork(body, head_network(pooling, body)), pooling=pooling)
     except ValueError as error:  # no body is found by its name
         raise ModelError(f"model.path: {path} is no pooling model that is known: {error}") from error

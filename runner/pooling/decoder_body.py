@@ -4,6 +4,7 @@ A decoder is causal: a token sees those before it, and pads behind a row change 
 (EmbeddingGemma, ``is_causal: false``); then a stand-in for the caches makes the masks.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -11,8 +12,8 @@ from mlx import nn
 
 from ..caches.cache_stand_ins import BothWays
 from ..core.arrays import Ids
-from ..core.errors import ModelError
-from ..core.images import ImageTable
+from ..core.errors import ModelError, RowError
+from ..core.images import ImageTable, PromptImage
 from ..layers.lm_head import Head
 from ..layers.network import Network
 from .both_ways import reads_both_ways, require_attention, window_of
@@ -46,6 +47,10 @@ class DecoderBody(nn.Module):
     def reading(self, images: ImageTable) -> "DecoderBody":
         """Returns the body for rows with these pictures, around the same network, which has been made to read some."""
         return DecoderBody(self.network, self._config, images)
+
+    def unread(self, images: Sequence[PromptImage]) -> RowError | None:
+        """Returns why a row with these pictures has no states: as ``Network.unread``."""
+        return self._call.unread(images)
 
     def __call__(self, tokens: mx.array | Ids, lengths: list[int], types: mx.array | None = None) -> mx.array:
         """tokens [B, T] with pads on the right, lengths [B] -> hidden states [B, T, H]. Decoders know no token types.

@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 from ...configs.visible import visible
 from ..core.errors import ModelError
+from ..images.tower_processor import has_two_towers
 from .spec import Activation, DenseLayer, EmbeddingHead, Normalize, PoolingMode, TokenHead
 
 Settings = dict[str, Any]
@@ -29,7 +30,8 @@ OLD_MODES: dict[str, PoolingMode] = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-KINDS = ("Transformer", "Pooling", "Dense", "Normalize", "Dropout", "LogitScore")
+BODIES = ("Transformer", "CLIPModel")
+KINDS = (*BODIES, "Pooling", "Dense", "Normalize", "Dropout", "LogitScore")
 UNLIMITED = 10**9  # a tokenizer without a limit says 10^30
 # Among sentence-transformers' settings of a chat template, those that no template sees.
 NOT_OF_TEMPLATES = {"restore_suffix", "truncation", "max_length", "padding", "return_tensors", "tokenize", "return_dict"}
@@ -77,7 +79,7 @@ def read_sentence_folder(folder: Path) -> SentenceFolder:
     modules = _modules(folder)
     body = modules[0].folder if modules else folder
     said, texts = _settings(folder / SETTINGS), _body_settings(body)
-    head, include_prompt, scores = _head(modules, said)
+    head, include_prompt, scores = _head(modules, said, pooled=has_two_towers(_settings(body / "config.json")))
     tokens = [_token_head(module) for module in modules if module.kind == "LogitScore"]
     prompts = said.get("prompts")
     return SentenceFolder(
@@ -154,18 +156,23 @@ def _modules(folder: Path) -> list[_Module]:
             raise ModelError(f"{path} places the module {kind} in {visible(place)}, outside of the folder; fetch the model anew")
         inside = folder / place
         modules.append(_Module(kind, inside, _settings(inside / "config.json") if modules else {}))
-    if modules[0].kind != "Transformer":
+    if modules[0].kind not in BODIES:
         raise ModelError(f"{path} begins with the module {modules[0].kind}; expected Transformer first")
     return modules
 
 
-def _head(modules: list[_Module], said: Settings) -> tuple[EmbeddingHead | None, bool, bool]:
-    """Returns the head, whether a prompt counts, and whether the last layer gives a cross-encoder's scores."""
-    modes: tuple[PoolingMode, ...] | None = None
+def _head(modules: list[_Module], said: Settings, *, pooled: bool) -> tuple[EmbeddingHead | None, bool, bool]:
+    """Returns the head, whether a prompt counts, and whether the last layer gives a cross-encoder's scores.
+
+    pooled: the model's own states are vectors, one a row.
+    """
+    modes: tuple[PoolingMode, ...] | None = ("cls",) if pooled else None
     layers: list[DenseLayer | Normalize] = []
     include_prompt, output = True, VECTOR
     for module in modules[1:]:
-        if module.kind == "Transformer" or (module.kind == "Pooling" and modes is not None):
+        if module.kind == "Pooling" and pooled:
+            raise ModelError(f"{module.folder.parent / MODULES} names Pooling, and a model with two towers pools by itself")
+        if module.kind in BODIES or (module.kind == "Pooling" and modes is not None):
             raise ModelError(f"{module.folder.parent / MODULES} names {module.kind} twice; expected one Transformer and one Pooling")
         if module.kind == "Pooling":
             modes, include_prompt = _modes(module), bool(module.settings.get("include_prompt", True))

@@ -28,7 +28,7 @@ class PoolingNetwork(nn.Module):
 
     def unread(self, images: Sequence[PromptImage]) -> RowError | None:
         """Returns why a row with these pictures has no vector: as ``Network.unread``."""
-        return self.body.call.unread(images)
+        return self.body.unread(images)
 
     def __call__(
         self, tokens: mx.array | Ids, lengths: Sequence[int], starts: Sequence[int] | None = None, types: mx.array | None = None

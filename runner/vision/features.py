@@ -79,13 +79,32 @@ class FeatureCache:
 
     def placed(self, parts: list[ImagePart]) -> PlacedFeatures:
         """Returns the features of a call's pictures; zeros for one of which none can be made."""
-        found = [self._of(part.image) for part in parts]  # holds them all, whatever is dropped from the cache meanwhile
+        found = [self.of(part.image) for part in parts]  # holds them all, whatever is dropped from the cache meanwhile
         offsets = [mx.array(part.offsets) for part in parts]
         indices = np.concatenate([part.indices for part in parts])
         embeddings = mx.concatenate([each.embeddings[at] for each, at in zip(found, offsets, strict=True)])
         layers = range(len(found[0].deepstack))
         deepstack = tuple(mx.concatenate([each.deepstack[i][at] for each, at in zip(found, offsets, strict=True)]) for i in layers)
         return PlacedFeatures(indices, embeddings, deepstack)
+
+    def of(self, image: PromptImage) -> ImageFeatures:
+        """Returns a picture's features; zeros where none can be made."""
+        if image in self._failures:
+            return self._zeros(image)
+        features = self._kept.pop(image.digest, None)
+        if features is None:
+            self.calls += 1
+            try:
+                features = self.tower.features(image)
+            except (DataError, ModelError) as error:
+                self._note_failure(image, error)
+                return self._zeros(image)
+            self._failed = 0
+            self._bytes += features.nbytes
+        self._kept[image.digest] = features
+        while self._kept and self._bytes > self.most_bytes:
+            self._bytes -= self._kept.popitem(last=False)[1].nbytes
+        return features
 
     def unread(self, images: Sequence[PromptImage]) -> RowError | None:
         """Returns why one of a row's pictures has no features; None where nothing is wrong with them."""
@@ -107,24 +126,6 @@ class FeatureCache:
     def __deepcopy__(self, memo: dict[int, object]) -> "FeatureCache":
         """A copied network reads pictures with the same tower: adapters and policies do not change it."""
         return self
-
-    def _of(self, image: PromptImage) -> ImageFeatures:
-        if image in self._failures:
-            return self._zeros(image)
-        features = self._kept.pop(image.digest, None)
-        if features is None:
-            self.calls += 1
-            try:
-                features = self.tower.features(image)
-            except (DataError, ModelError) as error:
-                self._note_failure(image, error)
-                return self._zeros(image)
-            self._failed = 0
-            self._bytes += features.nbytes
-        self._kept[image.digest] = features
-        while self._kept and self._bytes > self.most_bytes:
-            self._bytes -= self._kept.popitem(last=False)[1].nbytes
-        return features
 
     def _zeros(self, image: PromptImage) -> ImageFeatures:
         zeros = mx.zeros((image.tokens, self.tower.width))

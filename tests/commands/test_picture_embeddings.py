@@ -148,16 +148,3 @@ def test_bytes_depend_neither_on_memory_for_features_nor_on_where_a_run_stopped(
     assert len(whole) == 6
     assert np.array_equal(whole, none)
     assert np.array_equal(whole, resumed)
-
-
-def test_a_model_of_two_towers_is_refused_with_what_to_take(tmp_path: Path) -> None:
-    transformers: Any = pytest.importorskip("transformers")
-    model = write_picture_embedder(tmp_path / "model", "qwen2_vl")
-    sizes: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
-    towers: dict[str, Any] = {"text_config": {**sizes, "vocab_size": 2052}, "vision_config": {**sizes, "image_size": 28, "patch_size": 14}}
-    transformers.CLIPModel(transformers.CLIPConfig(**towers)).save_pretrained(model)
-    settings = {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}}
-    write_json(model / "preprocessor_config.json", settings)
-    write_picture_rows(tmp_path)
-    with pytest.raises(AssertionError, match="models of two towers, such as CLIP and SigLIP, are not read; take one whose prompts hold"):
-        run(tmp_path, model)

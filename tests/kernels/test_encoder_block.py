@@ -43,6 +43,7 @@ SHAPES = {
     "odd sizes": Shape(d=50, heads=5, hidden=33, gated=True, first_norms=True, window=2, activation="silu"),
     "a token sees itself alone": Shape(d=400, heads=4, hidden=900, window=0, activation="relu"),
     "a window of whole vectors": Shape(window=32, activation="gelu_tanh"),
+    "CLIP": Shape(first_norms=True, activation="quick_gelu"),
 }
 
 
@@ -102,7 +103,8 @@ def in_float64(x: Doubles, w: EncoderWeights, c: EncoderConstants) -> Doubles:
             return y * (1 + np.vectorize(erf)(y / sqrt(2))) / 2
         if c.activation == "relu":
             return np.maximum(y, 0)
-        return y / (1 + np.exp(-y if c.activation == "silu" else -2 * sqrt(2 / np.pi) * (y + 0.044715 * y**3)))
+        slopes = {"silu": y, "quick_gelu": 1.702 * y, "gelu_tanh": 2 * sqrt(2 / np.pi) * (y + 0.044715 * y**3)}
+        return y / (1 + np.exp(-slopes[c.activation]))
 
     def fed(y: Doubles) -> Doubles:
         up = product(y, "mlp_input")
