@@ -8,7 +8,7 @@ import json
 import logging
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -189,7 +189,7 @@ def load_image_processor(folder: Path, config: dict[str, Any], tokenizer: Any) -
 
 
 @contextmanager
-def quiet_transformers() -> Iterator[None]:
+def quiet_transformers() -> Generator[None]:
     """Within it transformers warns of nothing: it tells users of torch, which nothing here needs."""
     log = logging.getLogger("transformers")
     before = log.level

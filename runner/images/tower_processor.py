@@ -4,6 +4,7 @@ All pictures become pixels of one size.
 """
 
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,14 +32,26 @@ def has_two_towers(config: Mapping[str, Any]) -> bool:
 class TowerProcessor(ImageProcessor):
     """Makes pixels of one size. images: transformers' image processor. tokens: of a picture in the tower."""
 
-    image_token = feature_token = ""
-    chat_template = None
-
     def __init__(self, images: Any, tokens: int):
         super().__init__(None, 0)
         self._images, self._tokens = images, tokens
 
     @property
+    def image_token(self) -> str:
+        """No text: a picture stands in no prompt."""
+        return ""
+
+    @cached_property
+    def feature_token(self) -> str:
+        """No text."""
+        return ""
+
+    @property
+    def chat_template(self) -> None:
+        """None: there are no chats."""
+        return
+
+    @cached_property
     def settings(self) -> str:
         """A digest of all that decides which pixels a picture becomes."""
         return self._digest(self._images, {})
