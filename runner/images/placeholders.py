@@ -83,7 +83,7 @@ class PictureEncoder:
 
     def picture(self, picture: NamedPicture, beside: Path) -> PromptImage:
         """Returns a picture that is a row of its own. Raises RowError."""
-        return self._placed(picture, beside).image
+        return self._placed(picture, beside, several=False).image
 
     def _text(self, marked: str, placed: Sequence[PlacedPicture], who: str, *, raw: bool) -> PictureText:
         return PictureText(marked, tuple(placed), self._tokenizer, self._marks, self._processor.placeholder, who, raw)

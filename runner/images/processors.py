@@ -56,7 +56,7 @@ class ImageProcessor:
     def __init__(self, hf: Any, placeholder: int):
         self._hf, self.placeholder = hf, placeholder
         self._layouts: OrderedDict[tuple[Size, bool], PictureLayout] = OrderedDict()
-        self.counts_pictures: bool = _COUNTED in getattr(hf.image_processor, "model_input_names", ())
+        self.counts_pictures: bool = _COUNTED in getattr(getattr(hf, "image_processor", None), "model_input_names", ())
 
     @property
     def image_token(self) -> str:

@@ -80,8 +80,8 @@ def open_pictures(
     """Returns what encodes the pictures of a run's rows; None where there are none, or where the model reads text alone.
 
     folder, model: the checkpoint's, and its config.json. schema: the input's columns. files: see ``PictureSources``. Raises ConfigError
-    and ModelError where the config names a column of pictures, and they cannot be read. Raises ModelError for a model with two towers in any
-    job but embed.
+    and ModelError where the config names a column of pictures, and they cannot be read. Raises ModelError for a model with two towers in
+    any job but embed.
     """
     if has_two_towers(model) and config.job != "embed":
         found = f"{folder} ({model['model_type']}) makes vectors of texts and pictures alone"

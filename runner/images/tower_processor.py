@@ -33,7 +33,7 @@ class TowerProcessor(ImageProcessor):
     """Makes pixels of one size. images: transformers' image processor. tokens: of a picture in the tower."""
 
     def __init__(self, images: Any, tokens: int):
-        super().__init__(None, 0)
+        super().__init__(None, 0)  # no processor of texts and pictures together
         self._images, self._tokens = images, tokens
 
     @property
@@ -56,12 +56,12 @@ class TowerProcessor(ImageProcessor):
         """A digest of all that decides which pixels a picture becomes."""
         return self._digest(self._images, {})
 
-    def inputs(self, image: "Image", name: str) -> dict[str, NDArray[Any]]:
-        """Returns ``pixel_values`` [1, 3, S, S] of a picture. Raises as ``layout``."""
+    def inputs(self, image: "Image", name: str, *, several: bool = False) -> dict[str, NDArray[Any]]:
+        """Returns ``pixel_values`` [1, 3, S, S] of a picture. Raises as ``layout``. several: a row has one picture, so it is all one."""
         self._require_shape(image, name)
         return {"pixel_values": np.asarray(self._attempt(lambda: self._images(image, return_tensors="np"), name)["pixel_values"])}
 
-    def _layout_of(self, image: "Image", name: str) -> PictureLayout:
+    def _layout_of(self, image: "Image", name: str, several: bool) -> PictureLayout:
         self._require_shape(image, name)
         return PictureLayout("", self._tokens, (1, 1, self._tokens))
 
