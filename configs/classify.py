@@ -8,7 +8,8 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from .fields import CountOrNull, NameOrNull, Section, TextOrNull, contradiction
-from .schema import JobConfig, LogprobsConfig, PromptConfig
+from .logprobs import LogprobsConfig
+from .schema import JobConfig, PromptConfig
 
 Form = Literal["prompt", "pair", "documents", "preference"]
 

@@ -99,6 +99,8 @@ class RewardConfig(Section):
                 raise contradiction(key, "expected nothing, since it goes with a reward function and this is a reward model; remove it")
         if self.model.adapter is not None:
             raise contradiction("model.adapter", "expected null, since a reward model is loaded as it is; merge the adapter into it first")
+        if self.model.unchecked_images:
+            raise contradiction("model.unchecked_images", "expected false, since a reward model reads text alone; remove it")
         return self
 
 

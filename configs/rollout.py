@@ -18,9 +18,10 @@ from .fields import (
     Section,
     contradiction,
 )
+from .logprobs import LogprobsConfig
 from .rewards import RewardConfig
 from .sampling import SamplingConfig
-from .schema import GenerateConfig, LogprobsConfig, ModelConfig
+from .schema import GenerateConfig, ModelConfig
 
 
 class RolloutSampling(SamplingConfig):
@@ -126,7 +127,7 @@ class RolloutConfig(GenerateConfig):
         """The reference model; None without one, or if the reference is this model with its adapter off."""
         if self.policy.reference in (None, "base"):
             return None
-        return ModelConfig(path=self.policy.reference, dtype=self.model.dtype, trust_remote_code=self.model.trust_remote_code)
+        return self.model.model_copy(update={"path": self.policy.reference, "revision": None, "adapter": None})
 
     @property
     def reward_models(self) -> dict[str, ModelConfig]:

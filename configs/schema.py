@@ -30,9 +30,9 @@ from .fields import (
     Share,
     SomeSeconds,
     TextOrNull,
-    TopK,
     contradiction,
 )
+from .logprobs import LogprobsConfig
 from .sampling import SamplingConfig
 from .structured import StructuredConfig
 
@@ -51,6 +51,10 @@ class ModelConfig(Section):
         default="auto", description="Compute type; auto is the checkpoint's, and float32 on a CPU."
     )
     trust_remote_code: Flag = Field(default=False, description="Run code that comes with the model repo.")
+    unchecked_images: Annotated[Flag, FROZEN_IF_SET] = Field(
+        default=False,
+        description="Read pictures with a model type that was compared with mlx-vlm alone, at load, and not with transformers.",
+    )
 
 
 def named_model(value: object) -> object:
@@ -111,23 +115,6 @@ class PromptConfig(Section):
             names = [str(function["name"]) for tool in self.tools if isinstance(function := tool["function"], dict)]
             if self.tool_choice.name not in names:
                 raise contradiction("tool_choice.name", f"found {self.tool_choice.name}; expected one of prompt.tools: {', '.join(names)}")
-        return self
-
-
-class LogprobsConfig(Section):
-    """Which logprobs the records hold."""
-
-    tokens: Flag = Field(default=True, description="Logprob of each generated token.")
-    prompt: Flag = Field(default=False, description="Logprob of each prompt token (echo).")
-    top: TopK = Field(default=0, description="The k most likely tokens a position, for whichever of tokens and prompt is on.")
-    stats: Flag = Field(default=False, description="Rank and entropy a position, for whichever of tokens and prompt is on.")
-
-    @model_validator(mode="after")
-    def _something_to_describe(self) -> Self:
-        if not self.tokens and not self.prompt:
-            for key, off in (("top", 0), ("stats", False)):
-                if getattr(self, key) != off:
-                    raise contradiction(key, "expected it off, since logprobs.tokens and logprobs.prompt are; turn one of them on")
         return self
 
 
@@ -213,6 +200,13 @@ class JobConfig(Section):
             raise contradiction("data.format", f"found openai; expected another, since a job of the kind {self.job} answers no requests")
         if self.prompt.images is not None and self.job == "classify":
             raise contradiction("prompt.images", f"expected null, since a job of the kind {self.job} reads text alone; remove it")
+        return self
+
+    @model_validator(mode="after")
+    def _compares_logits(self) -> Self:
+        if self.model.unchecked_images and self.job not in ("generate", "rollout", "score"):
+            found = f"expected false, since a job of the kind {self.job} makes nothing that is compared with mlx-vlm's; remove it"
+            raise contradiction("model.unchecked_images", found)
         return self
 
     @model_validator(mode="after")

@@ -45,7 +45,7 @@ class ScoreSettings(Section):
     reference: Annotated[
         ModelConfig | None,
         BeforeValidator(named_model, json_schema_input_type=str | ModelConfig | None),
-        Expected("a model's path, or a mapping with path, revision, adapter, dtype, trust_remote_code; or null"),
+        Expected("a model's path, or a mapping with path, revision, adapter, dtype, trust_remote_code, unchecked_images; or null"),
     ] = Field(default=None, description="A second model (a path, or settings as under model) to measure divergence from.")
 
     @property

@@ -81,6 +81,14 @@ def _idefics3(hf: Any, name: str = "Idefics3") -> tuple[Any, Any]:
     return getattr(hf, f"{name}ForConditionalGeneration"), config
 
 
+def _idefics2(hf: Any) -> tuple[Any, Any]:
+    text = TEXT | {"model_type": "mistral", "sliding_window": None, "pad_token_id": 0}
+    perceiver = {"resampler_n_latents": 4, "resampler_depth": 2, "resampler_n_heads": 4, "resampler_head_dim": 16, "num_key_value_heads": 2}
+    perceiver |= {"hidden_size": 64, "rms_norm_eps": 1e-6}
+    settings: dict[str, Any] = {"image_token_id": PLACEHOLDER, "perceiver_config": perceiver, "tie_word_embeddings": False}
+    return hf.Idefics2ForConditionalGeneration, hf.Idefics2Config(text_config=text, vision_config=TOWER, **settings)
+
+
 def _llava(hf: Any) -> tuple[Any, Any]:
     vision = TOWER | {"model_type": "clip_vision_model", "num_hidden_layers": 3, "projection_dim": 64}
     settings: dict[str, Any] = {"image_token_index": PLACEHOLDER, "image_seq_length": 16, "vision_feature_layer": -2}
@@ -192,6 +200,7 @@ MAKERS: dict[str, Callable[[Any], tuple[Any, Any]]] = {
     "aya_vision": _aya,
 }
 FAMILIES = tuple(MAKERS)
+UNCOMPARED: dict[str, Callable[[Any], tuple[Any, Any]]] = {"idefics2": _idefics2}  # whose rows are held against nothing
 ONLY_NEW = ("qwen3_5", "qwen3_5_moe", "mistral3 on ministral3")  # no checkpoints of transformers 4 hold them
 
 

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from .checkpoints import copy_tokenizer
 from .vision_checkpoints import embedding_scale
-from .vision_configs import MAKERS, PINPOINTS
+from .vision_configs import MAKERS, PINPOINTS, UNCOMPARED
 
 QWEN_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{% if message.content is string %}{{ message.content }}"
@@ -55,6 +55,7 @@ _QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3
 FAMILY = {
     "llava_next": "llava",
     "llava_onevision": "llava",
+    "idefics2": "idefics",
     "idefics3": "idefics",
     "smolvlm": "idefics",
     "mistral3": "pixtral",
@@ -141,6 +142,10 @@ def _settings(kind: str, family: str) -> tuple[dict[str, Any], dict[str, Any], d
     if family == "pixtral":
         images = {"image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": 4 * SIZE}, "patch_size": 14}
         return images, {"processor_class": "PixtralProcessor", "patch_size": 14, "spatial_merge_size": 1 + (kind == "mistral3")}, config
+    if kind == "idefics2":
+        images = {"image_processor_type": "Idefics2ImageProcessor", "size": {"shortest_edge": SIZE, "longest_edge": TILE}}
+        images |= {"do_image_splitting": False, "do_pad": True, "do_resize": True, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+        return images, {"processor_class": "Idefics2Processor", "image_seq_len": 4}, config
     name = {"idefics3": "Idefics3", "smolvlm": "SmolVLM"}[kind]
     images = {
         "image_processor_type": f"{name}ImageProcessor",
@@ -158,7 +163,7 @@ def write_vision_model(folder: Path, kind: str) -> Any:
 
     write_vision_folder(folder, kind)
     hf, told = AutoTokenizer.from_pretrained(folder), json.loads((folder / "config.json").read_text())
-    cls, config = MAKERS[kind](transformers)
+    cls, config = (MAKERS | UNCOMPARED)[kind](transformers)
     config.text_config.vocab_size = len(hf)
     if kind in ("gemma3", "llava"):
         config.vision_config.image_size = SIZE

@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 from pydantic import ValidationError
 
-from ...configs.schema import GenerateConfig, LogprobsConfig
+from ...configs.logprobs import LogprobsConfig
+from ...configs.schema import GenerateConfig
 from ...configs.visible import visible
 from ...runner.answers.tools import ANY_TOOL
 from ...runner.core.grammar_spec import GrammarSpec

@@ -12,8 +12,9 @@ from pydantic_core import ErrorDetails
 
 from ...configs.explain import shown
 from ...configs.fields import Expected
+from ...configs.logprobs import LogprobsConfig
 from ...configs.sampling import SamplingConfig
-from ...configs.schema import GenerateConfig, LogprobsConfig
+from ...configs.schema import GenerateConfig
 from ...runner.answers.tools import ANY_TOOL, Tool, ToolChoice, read_tools
 from ...runner.core.errors import RowError
 from ...runner.core.grammar_spec import GrammarSpec

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from ...configs.visible import visible
+from ...runner.core.images import not_compared
 from ...runner.core.units import size_as_text
 from ...runner.estimate.plan import Plan
 from ...runner.pipeline.systematic_failure import systematic_failure
@@ -108,6 +109,8 @@ def _pictures(plan: Plan) -> Iterator[tuple[str, str]]:
         least, most = tokens["min"], tokens["max"]
         each = f"{most:,} each" if least == most else f"{least:,} to {most:,} each, mean {tokens['mean']:,}"
         yield "pictures", f"{round(survey.factor * len(survey.picture_tokens)):,} in prompts, {share}: {each}; {distinct} in the rows read"
+    for kind in plan.uncompared:
+        yield "", not_compared(kind)
 
 
 def _batches(plan: Plan) -> Iterator[tuple[str, str]]:

@@ -48,6 +48,7 @@ def plan_values(plan: Plan) -> dict[str, Any]:
         "weight_bytes": plan.weight_bytes,
         "tower_bytes": plan.tower_bytes,
         "copy_bytes": plan.copy_bytes,
+        "unchecked_images": list(plan.uncompared),
         "kv_bytes": round(plan.work.kv_bytes),
         "kv_bytes_room": round(plan.limits.kv_bytes),
         "kv_bytes_aside": round(plan.reserved_bytes),

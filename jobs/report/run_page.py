@@ -16,12 +16,14 @@ from ...configs.embed import EmbedConfig
 from ...configs.errors import BulkError
 from ...configs.jobs import ROW_JOBS
 from ...runner.core.errors import DROP
+from ...runner.core.images import not_compared
 from ...runner.core.units import short_count
 from ...runner.models.run_tokenizer import tokenizer_of
-from ...runner.runs.history import token_counts
+from ...runner.runs.history import token_counts, unchecked_images
 from ...runner.runs.run_files import stored_run, stored_statistics
 from ...runner.runs.status import Status, run_status
 from ...runner.runs.throughput import duration
+from ...runner.store.paths import RunPaths
 from ...runner.text.tokenizer import Tokenizer
 from ..report_data.record_pass import RecordPass, pass_over_records
 from ..report_data.samples import samples
@@ -54,6 +56,7 @@ def run_page(run: Path) -> Page:
         banner=list(banner_lines(now)),
         footer=footer_line(run),
     )
+    page.banner += [not_compared(kind) for kind in unchecked_images(RunPaths(run))]
     statistics = stored_statistics(run)
     rows = [] if statistics is None or not statistics.num_rows else statistics.slice(0, 1 + _GROUPS).to_pylist()
     if statistics is not None and (words := kv_words(statistics)):

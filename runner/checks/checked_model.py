@@ -101,4 +101,6 @@ def model_note(checked: CheckedModel, more: dict[str, Any]) -> dict[str, Any]:
     held: dict[str, Any] = {"dtype": model.dtype, "quantized": model.quantized, "substitutes": list(model.substitutes)}
     if model.split.way is not None:
         held["parallel"] = str(model.split)
+    if model.features is not None and model.features.uncompared is not None:
+        held["unchecked_images"] = model.features.uncompared.kind
     return {"model": str(model.checkpoint.folder), **held, "probe": {**probed, **more}}

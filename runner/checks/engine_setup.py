@@ -83,7 +83,7 @@ def fit(
     setup, refusal = _sharing_prompts(setup, models[0])
     if images is not None:
         pairs = zip((setup, *others), models, strict=True)
-        setup, *others = [tried_with_pictures(each, own.mode.allowed, own.model.checkpoint.folder.name) for each, own in pairs]
+        setup, *others = [_tried(each, own) for each, own in pairs]
     if config.prefix_cache is not None:
         setup = _with_prefix_cache(setup, model, Path(config.prefix_cache), refusal)
     for each in models:
@@ -186,6 +186,13 @@ def _sharing_prompts(setup: Setup, checked: CheckedModel) -> tuple[Setup, str]:
     refusal = checked.capabilities.unshared
     refusal = refusal or refused_by_weights(setup.model, setup.vocabulary, mode.way, mode.allowed, setup.head)
     return (setup if refusal else sharing), refusal
+
+
+def _tried(setup: Setup, checked: CheckedModel) -> Setup:
+    """Returns the setup in which rows with pictures are right."""
+    features = checked.model.features
+    uncompared = None if features is None else features.uncompared
+    return tried_with_pictures(setup, checked.mode.allowed, checked.model.checkpoint.folder.name, uncompared)
 
 
 def _with_prefix_cache(setup: Setup, model: LanguageModel, folder: Path, refusal: str) -> Setup:

@@ -136,3 +136,11 @@ class ImageTable:
         alive = set(self._by_first)
         self._firsts = [first for first in self._firsts if first in alive]
         self._ends = {first: self._ends[first] for first in self._firsts}
+
+
+def not_compared(kind: str) -> str:
+    """Says of a model type what nobody compared with transformers."""
+    return (
+        f"pictures of the model type {kind} were compared with mlx-vlm alone and not with transformers, as model.unchecked_images allows; "
+        "a fault of mlx-vlm's own tower would not be seen"
+    )

@@ -34,9 +34,9 @@ class Plan:
 
     input_bytes: the input's files on disk, None for a hub dataset. work: the most that is possible; expected: with completions as
     long as those measured. limits: of the rows that decode. reserved_bytes: KV cache memory that newer weights and a reference may
-    take. weight_bytes: in memory; tower_bytes: those of them that read pictures. copy_bytes: of experts' weights in half precision, which
-    a CPU multiplies in float32. memory_bytes: the device's. disk_bytes: of results/ and
-    errors/; free_bytes: on their volume.
+    take. weight_bytes: in memory; tower_bytes: those of them that read pictures; copy_bytes: of experts' weights in half precision, which
+    a CPU multiplies in float32. uncompared: model types whose pictures nobody compared with transformers. memory_bytes: the device's.
+    disk_bytes: of results/ and errors/; free_bytes: on their volume.
     """
 
     config: JobConfig
@@ -51,6 +51,7 @@ class Plan:
     weight_bytes: int
     tower_bytes: int
     copy_bytes: int
+    uncompared: tuple[str, ...]
     memory_bytes: int
     disk_bytes: int
     free_bytes: int
@@ -146,6 +147,9 @@ def plan_run(config: JobConfig, kind: Kind, models: ModelPool | None = None) -> 
         weight_bytes=sum(model.weight_bytes for model in outlines),
         tower_bytes=sum(model.features.tower.nbytes for model in outlines if model.features is not None),
         copy_bytes=max(experts_workspace(model.network) for model in outlines),
+        uncompared=tuple(
+            model.features.uncompared.kind for model in outlines if model.features is not None and model.features.uncompared is not None
+        ),
         memory_bytes=backend.memory_bytes(),
         disk_bytes=disk_bytes(config, spec.job, survey, length),
         free_bytes=shutil.disk_usage(_existing(root)).free,

@@ -111,7 +111,10 @@ class PictureEncoder:
         return PlacedPicture(self.table.register(digest, layout.tokens, layout.grid, inputs), layout)
 
     def _inputs(self, source: PictureSource, kept: bytes | None, contents: str, several: bool) -> dict[str, NDArray[Any]]:
-        """Returns what the tower takes of a picture, made anew. kept: its bytes, None for a file's. contents: their sha256. Raises DataError."""
+        """Returns what the tower takes of a picture, made anew. Raises DataError.
+
+        kept: its bytes, None for a file's. contents: their sha256.
+        """
         try:
             found = source.read() if kept is None else kept
             if kept is None and sha256(found).hexdigest() != contents:

@@ -8,7 +8,7 @@ import json
 import logging
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...configs.visible import visible
+from ..core.arrays import Ids
 from ..core.errors import ModelError, first_line
 from .pictures import pillow
 from .sources import picture_error
@@ -103,6 +104,20 @@ class ImageProcessor:
         arrays = {key: np.asarray(value) for key, value in made.items() if key not in _NO_INPUTS}
         return {key: array[:1] for key, array in arrays.items()} if several and self.counts_pictures else arrays
 
+    def inputs_together(self, images: Sequence["Image"]) -> dict[str, NDArray[Any]]:
+        """Returns what a whole model takes of the pictures of one row."""
+        made, _ = self._hf._process_images([list(images)], **self._keywords | {"return_tensors": "np"})
+        return {key: np.asarray(value) for key, value in made.items() if key not in _NO_INPUTS}
+
+    def ids_of(self, layout: PictureLayout) -> Ids:
+        """Returns the ids of what fills a picture's place, by itself; the placeholder for each token that carries a feature."""
+        return np.array(self._hf.tokenizer(layout.text, add_special_tokens=False)["input_ids"], np.int32)
+
+    def words(self) -> Ids:
+        """Returns the ids of all tokens that are text."""
+        tokenizer = self._hf.tokenizer
+        return np.setdiff1d(np.arange(len(tokenizer), dtype=np.int32), [*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder])
+
     def _processed(self, image: "Image", name: str, several: bool, **more: Any) -> Any:
         """Returns what the processor makes of a picture, and the texts for it."""
         given: list[Any] = [image]
@@ -149,9 +164,14 @@ class ImageProcessor:
 
     @staticmethod
     def _attempt(work: Callable[[], Any], name: str) -> Any:
-        """Does a processor's work. Raises RowError where it refuses a picture: one that is far too long and thin, say."""
+        """Does a processor's work. Raises RowError where it refuses a picture: one that is far too long and thin, say.
+
+        Raises ModelError for a processor that cannot tell what stands for one picture.
+        """
         try:
             return work()
+        except NotImplementedError:
+            raise ModelError("model.path: the image processor tells the text for a picture's place only together with the prompt") from None
         except (ValueError, ZeroDivisionError, OverflowError) as error:
             raise picture_error(f"{name}: the model's image processor refuses it: {first_line(error)}") from None
 

@@ -1,9 +1,11 @@
 """Finds a checkpoint and its adapter: the embedded demo, a local folder, or one from the hub. Computes the fingerprints of both.
 
-Loads nothing (loader.py does), and reads weights only to hash their bytes.
+Loads nothing (loader.py does), and reads weights only to hash their bytes. Says what is wrong with a checkpoint that cannot be loaded.
 """
 
 import json
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.resources import files
@@ -16,6 +18,7 @@ from ..core.errors import ModelError, first_line
 from ..files.hash_cache import files_sha256, folder_sha256
 from ..pooling.sentence_folder import module_files, transformer_folder
 
+_NAMED = 2  # of a list of parameters in a message
 WEIGHTS = ("*.safetensors", "config.json")
 ADAPTER = ("adapter_config.json", "adapters.safetensors")  # what is loaded
 ADAPTER_CONTENTS = ("*.safetensors", "adapter_config.json")  # what its fingerprint is of
@@ -219,3 +222,51 @@ def impossible_shapes(config: dict[str, Any]) -> str:
     if not wrong:
         return ""
     return f"config.json says {visible(', '.join(wrong))}; expected whole numbers of at least 1; fetch config.json anew, or mend it"
+
+
+@contextmanager
+def refusing(checkpoint: Checkpoint, *, next_token: bool = False) -> Generator[None]:
+    """Turns whatever a model file raises into a ModelError of one line. It may fail in any way, even exit the process.
+
+    next_token: the model was to predict tokens, so that an encoder or a classifier is in the wrong job.
+    """
+    try:
+        yield
+    except ModelError:  # ours, which says what is wrong
+        raise
+    except (Exception, SystemExit) as error:
+        why = (_another_use(checkpoint.config) if next_token else None) or _short(error, checkpoint)
+        raise ModelError(f"model.path: {checkpoint.folder} cannot be loaded: {why}") from error
+
+
+def _short(error: Exception | SystemExit, checkpoint: Checkpoint) -> str:
+    if isinstance(error, SystemExit):
+        return f"mlx-lm's file of the model type {checkpoint.config.get('model_type')!r} gives up; what it has printed says why"
+    if isinstance(error, ValueError) and "not supported" in str(error):
+        return f"mlx-lm has no model type {checkpoint.config.get('model_type')!r}; a newer mlx-lm may (pip install -U mlx-lm)"
+    if "trust_remote_code" in str(error):
+        return f"it needs code that comes with it ({checkpoint.config.get('model_file')}); set model.trust_remote_code if you trust it"
+    if shapes := impossible_shapes(checkpoint.config):
+        return shapes
+    if named := unread_weights(checkpoint.folder):
+        return f"model.safetensors.index.json names {named}; fetch the model anew, all of its files into one folder"
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    shown = 1 + _NAMED if lines[0].rstrip().endswith(":") else 1  # a list of names follows
+    more = len(lines) - shown
+    text = " ".join([lines[0].rstrip(), *lines[1:shown]]).rstrip(",")
+    text += f" (and {more} more lines; --log-level debug shows them)" if more > 0 else ""
+    if text.startswith(("Expected shape", "Missing ", "Received ")):
+        return f"config.json and the weights do not fit each other: {text}; fetch both anew from one place"
+    return text
+
+
+def _another_use(config: dict[str, Any]) -> str | None:
+    """Returns what a checkpoint is that predicts no next token, and which job runs it; None for another."""
+    from ..encoders.registry import encoder_class
+
+    named = " and ".join(map(visible, config.get("architectures") or []))
+    if named.endswith("ForSequenceClassification"):
+        return f"{named} is a classifier or reward model, which predicts no next token; job: classify runs it, without classify.true_token"
+    if encoder_class(config) is not None:
+        return f"{named or config['model_type']} is an encoder, which predicts no next token; job: embed makes vectors with it"
+    return None

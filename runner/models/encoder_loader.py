@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...configs.schema import ModelConfig
 from ..core.errors import ModelError
-from .checkpoint import Checkpoint
-from .loader import LanguageModel, dtype_of, has_scales, log_quantized, refusing, whole_bytes
+from .checkpoint import Checkpoint, refusing
+from .loader import LanguageModel, dtype_of, has_scales, log_quantized, whole_bytes
 
 if TYPE_CHECKING:
     from ..vision.features import FeatureCache

@@ -4,21 +4,19 @@ Settings that transformers 5 renamed are translated first (config_compat.py). Kn
 """
 
 import logging
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...configs.schema import ModelConfig
-from ...configs.visible import visible
 from ...kernels import backend
 from ..core.errors import ModelError
 from ..core.units import size_as_text
 from ..pooling.spec import PoolingSpec
 from ..ranks.model_split import WHOLE, ModelSplit, split_network
 from ..ranks.ranks import ALONE, Ranks
-from .checkpoint import Checkpoint, checkpoint_fingerprints, impossible_shapes, unread_weights
+from .checkpoint import Checkpoint, checkpoint_fingerprints, refusing
 from .config_compat import mlx_lm_settings
 
 if TYPE_CHECKING:
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mlx_bulk")
 
-_NAMED = 2  # of a list of parameters in a message
 Classes = Callable[[dict[str, Any]], tuple[Any, Any]]  # config -> what makes a network, and its arguments
 
 
@@ -160,7 +157,12 @@ def _features(network: Any, config: ModelConfig, checkpoint: Checkpoint) -> "Fea
     from ..vision.picture_reader import read_pictures
 
     settings = checkpoint.config | mlx_lm_settings(checkpoint.config)
-    return read_pictures(network, checkpoint.folder, settings, dtype_of(config.dtype))
+    features = read_pictures(network, checkpoint.folder, settings, dtype_of(config.dtype), unchecked=config.unchecked_images)
+    if features.uncompared is not None and checkpoint.adapter is not None:
+        raise ModelError(
+            "model.unchecked_images: with an adapter the model has other logprobs than mlx-vlm's, with which it is compared; merge it first"
+        )
+    return features
 
 
 def _tower_bytes(features: "FeatureCache | None") -> int:
@@ -226,54 +228,6 @@ def _opened(config: ModelConfig, checkpoint: Checkpoint, classes: Classes | None
     if (dtype := dtype_of(config.dtype)) is not None:
         network.set_dtype(dtype)  # before dequantizing: half-precision scales would round the weights once more
     return network
-
-
-@contextmanager
-def refusing(checkpoint: Checkpoint, *, next_token: bool = False) -> Generator[None]:
-    """Turns whatever a model file raises into a ModelError of one line. It may fail in any way, even exit the process.
-
-    next_token: the model was to predict tokens, so that an encoder or a classifier is in the wrong job.
-    """
-    try:
-        yield
-    except ModelError:  # ours, which says what is wrong
-        raise
-    except (Exception, SystemExit) as error:
-        why = (_another_use(checkpoint.config) if next_token else None) or _short(error, checkpoint)
-        raise ModelError(f"model.path: {checkpoint.folder} cannot be loaded: {why}") from error
-
-
-def _short(error: Exception | SystemExit, checkpoint: Checkpoint) -> str:
-    if isinstance(error, SystemExit):
-        return f"mlx-lm's file of the model type {checkpoint.config.get('model_type')!r} gives up; what it has printed says why"
-    if isinstance(error, ValueError) and "not supported" in str(error):
-        return f"mlx-lm has no model type {checkpoint.config.get('model_type')!r}; a newer mlx-lm may (pip install -U mlx-lm)"
-    if "trust_remote_code" in str(error):
-        return f"it needs code that comes with it ({checkpoint.config.get('model_file')}); set model.trust_remote_code if you trust it"
-    if shapes := impossible_shapes(checkpoint.config):
-        return shapes
-    if named := unread_weights(checkpoint.folder):
-        return f"model.safetensors.index.json names {named}; fetch the model anew, all of its files into one folder"
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    shown = 1 + _NAMED if lines[0].rstrip().endswith(":") else 1  # a list of names follows
-    more = len(lines) - shown
-    text = " ".join([lines[0].rstrip(), *lines[1:shown]]).rstrip(",")
-    text += f" (and {more} more lines; --log-level debug shows them)" if more > 0 else ""
-    if text.startswith(("Expected shape", "Missing ", "Received ")):
-        return f"config.json and the weights do not fit each other: {text}; fetch both anew from one place"
-    return text
-
-
-def _another_use(config: dict[str, Any]) -> str | None:
-    """Returns what a checkpoint is that predicts no next token, and which job runs it; None for another."""
-    from ..encoders.registry import encoder_class
-
-    named = " and ".join(map(visible, config.get("architectures") or []))
-    if named.endswith("ForSequenceClassification"):
-        return f"{named} is a classifier or reward model, which predicts no next token; job: classify runs it, without classify.true_token"
-    if encoder_class(config) is not None:
-        return f"{named or config['model_type']} is an encoder, which predicts no next token; job: embed makes vectors with it"
-    return None
 
 
 def dtype_of(wanted: str) -> Any:

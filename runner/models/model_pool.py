@@ -20,7 +20,7 @@ from .checkpoint import Checkpoint
 from .loader import LanguageModel, load_model, outline, size
 from .pooling_loader import load_pooling_model, outline_pooling_model, pooling_size
 
-Key = tuple[str, str, str, bool, bool | None, PoolingSpec | None, bool]
+Key = tuple[str, str, str, bool, bool | None, PoolingSpec | None, bool, bool]
 
 
 class ModelChoice(NamedTuple):
@@ -120,7 +120,8 @@ def _size(choice: ModelChoice, room: int) -> tuple[int, bool | None]:
 def _key(wanted: ModelChoice, whole: bool | None) -> Key:
     config, checkpoint, pooling, images = wanted
     folder, adapter, pictures = str(checkpoint.folder.resolve()), str(checkpoint.adapter), images is not None
-    return folder, adapter, config.dtype, config.trust_remote_code, whole, pooling, pictures
+    unchecked = pictures and config.unchecked_images
+    return folder, adapter, config.dtype, config.trust_remote_code, whole, pooling, pictures, unchecked
 
 
 def _refuse_too_large(checkpoints: list[Checkpoint], memory: int) -> None:

@@ -130,6 +130,12 @@ def history(paths: RunPaths) -> History:
     return History(sessions)
 
 
+def unchecked_images(paths: RunPaths) -> list[str]:
+    """Returns the model types of a run whose pictures nobody compared with transformers."""
+    found = [(line, line.get("reference") or {}) for line in read_lines(paths.sessions)]
+    return list(dict.fromkeys(kind for notes in found for each in notes if isinstance(kind := each.get("unchecked_images"), str)))
+
+
 def _end(session: Session, line: dict[str, Any]) -> None:
     session.ended, session.how = datetime.fromisoformat(line["time"]), line["how"]
     session.message, session.rows, session.errors = line.get("message", ""), line.get("rows"), line.get("errors")

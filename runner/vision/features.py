@@ -19,6 +19,7 @@ from ..core.errors import DataError, ModelError, RowError
 from ..core.images import ImagePart, PromptImage
 from ..images.sources import picture_error
 from ..layers.call_context import PlacedFeatures
+from .uncompared import UncomparedType
 
 FAILED = 16  # pictures one after another: after so many, the tower is to blame
 
@@ -66,12 +67,14 @@ class FeatureMaker(Protocol):
 class FeatureCache:
     """Features of ``tower``, of which at most ``most_bytes`` are kept between calls.
 
-    calls: how often the tower has been called. Belongs to the model's thread. Raises ModelError where the tower fails on ``FAILED``
-    pictures one after another: then the pictures are not to blame.
+    calls: how often the tower has been called. uncompared: the checkpoint, where nobody compared its model type with transformers. Belongs
+    to the model's thread. Raises ModelError where the tower fails on ``FAILED`` pictures one after another: then the pictures are not to
+    blame.
     """
 
     def __init__(self, tower: FeatureMaker, most_bytes: int = sys.maxsize):
         self.tower, self.most_bytes, self.calls = tower, most_bytes, 0
+        self.uncompared: UncomparedType | None = None
         self._kept: OrderedDict[str, ImageFeatures] = OrderedDict()
         self._bytes = 0
         self._failures: WeakKeyDictionary[PromptImage, str] = WeakKeyDictionary()  # why pictures in memory have no features

@@ -13,6 +13,7 @@ from ..layers.sectioned_rope import sections_of, turn_by_sections
 from .features import FeatureCache
 from .image_embedding import read_pictures_with
 from .towers import open_tower
+from .uncompared import UncomparedType
 
 # Model types whose rows with pictures are held against transformers. What another does with pictures beside their features (masks,
 # positions, layers of its own) would be left out without a word.
@@ -27,17 +28,21 @@ REFUSED = {
 }
 
 
-def read_pictures(network: Any, folder: Path, config: dict[str, Any], dtype: mx.Dtype | None) -> FeatureCache:
+def read_pictures(network: Any, folder: Path, config: dict[str, Any], dtype: mx.Dtype | None, *, unchecked: bool = False) -> FeatureCache:
     """Gives ``network`` the tower of its checkpoint; returns what keeps its features. The tower's weights are not read yet.
 
-    config: with mlx-lm's names. dtype: see ``open_tower``. Raises ConfigError without mlx-vlm, ModelError where the network cannot read
-    pictures.
+    config: with mlx-lm's names. dtype: see ``open_tower``. unchecked: a model type that nobody compared with transformers is taken too.
+    Raises ConfigError without mlx-vlm, ModelError where the network cannot read pictures.
     """
-    if (kind := visible(str(config.get("model_type")))) not in KNOWN:
+    if (kind := visible(str(config.get("model_type")))) in REFUSED or (kind not in KNOWN and not unchecked):
         cure = f"expected one of {', '.join(KNOWN)}, or rows of text alone"
         why = REFUSED.get(kind, "how its text model takes pictures is not known")
+        if kind not in REFUSED:
+            cure += "; with model.unchecked_images: true it is compared with mlx-vlm at load instead, and with nothing else"
         raise ModelError(f"model.path: {folder} ({kind}) cannot read pictures here: {why}; {cure}")
     kept = FeatureCache(open_tower(folder, config, dtype))
+    if kind not in KNOWN:
+        kept.uncompared = UncomparedType(kind, folder, config, dtype)
     try:
         if (sections := sections_of(config)) is not None:
             turn_by_sections(network, sections)

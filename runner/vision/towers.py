@@ -76,7 +76,7 @@ class Tower:
     @property
     def nbytes(self) -> int:
         """The bytes of the weights."""
-        return sum(array.nbytes for _, array in _parameters(self.model))
+        return sum(array.nbytes for _, array in parameters_of(self.model))
 
     @property
     def width(self) -> int:
@@ -115,7 +115,7 @@ class Tower:
 
     def _made(self, image: PromptImage) -> ImageFeatures:
         try:
-            embeddings, deepstack = self._embedded({name: _array(value) for name, value in image.inputs().items()}, image.tokens)
+            embeddings, deepstack = self._embedded({name: as_array(value) for name, value in image.inputs().items()}, image.tokens)
             finite = mx.stack([mx.isfinite(layer).all() for layer in (embeddings, *deepstack)]).all()
             mx.eval(embeddings, finite, *deepstack)
         except Exception as error:  # a model file may fail in any way
@@ -160,7 +160,7 @@ def open_tower(folder: Path, config: Config, dtype: mx.Dtype | None) -> Tower:
         )
     _require_activation(folder, config["vision_config"])
     try:
-        settings = _settings(config)
+        settings = settings_of(config)
         family, _ = get_model_and_args(config=settings, model_path=folder)
         model = _without_text(family, settings, dtype or mx.float32)
         weights = _tower_weights(folder, family, model)
@@ -185,7 +185,7 @@ def _require_activation(folder: Path, vision: Config) -> None:
         )
 
 
-def _settings(config: Config) -> Config:
+def settings_of(config: Config) -> Config:
     """Returns a config as mlx-vlm reads it, whichever transformers has saved it."""
     vision, text = dict(config["vision_config"]), dict(config.get("text_config") or config)
     kind = "pixtral" if vision.get("model_type") == "pixtral" and config["model_type"] == "llava" else str(config["model_type"])
@@ -209,22 +209,27 @@ def _settings(config: Config) -> Config:
 
 def _without_text(family: Any, settings: Config, dtype: mx.Dtype) -> Any:
     """Makes mlx-vlm's model with a stand-in for its language model. Nothing of the latter was ever computed."""
-    from mlx_vlm.utils import update_module_configs  # pyright: ignore[reportMissingImports]  (the extra vision has it)
-
-    config = family.ModelConfig.from_dict(settings)
-    config = update_module_configs(config, family, settings, ["text", "vision", "perceiver", "projector", "audio"])
-    config.hidden_size = settings["hidden_size"]
-    try:
-        model = family.Model(config)
-    except ValueError:  # the tower's own model type, which transformers 5 writes: qwen2_vl_vision for qwen2_vl
-        config.vision_config.model_type = settings["model_type"]
-        model = family.Model(config)
+    model = model_of(family, settings)
     model.language_model = TextStandIn(settings["hidden_size"], dtype)
     for part, form in GELU_FORMS.get(settings["model_type"], {}).items():
         for name, layer in model.named_modules():
             if isinstance(layer, nn.GELU) and part in name:
                 layer.__init__(form)
     return model
+
+
+def model_of(family: Any, settings: Config) -> Any:
+    """Makes mlx-vlm's model of the module ``family``; its weights are random."""
+    from mlx_vlm.utils import update_module_configs  # pyright: ignore[reportMissingImports]  (the extra vision has it)
+
+    config = family.ModelConfig.from_dict(settings)
+    config = update_module_configs(config, family, settings, ["text", "vision", "perceiver", "projector", "audio"])
+    config.hidden_size = settings["hidden_size"]
+    try:
+        return family.Model(config)
+    except ValueError:  # the tower's own model type, which transformers 5 writes: qwen2_vl_vision for qwen2_vl
+        config.vision_config.model_type = settings["model_type"]
+        return family.Model(config)
 
 
 def _tower_weights(folder: Path, family: Any, model: Any) -> Weights:
@@ -238,11 +243,11 @@ def _tower_weights(folder: Path, family: Any, model: Any) -> Weights:
         weights = model.sanitize(weights)
     if hasattr(family.VisionModel, "sanitize"):
         weights = family.VisionModel(model.config.vision_config).sanitize(weights)
-    expected = {name for name, _ in _parameters(model)}
-    return {_known_as(name, expected): array for name, array in weights.items() if not name.startswith(TEXTS)}
+    expected = {name for name, _ in parameters_of(model)}
+    return {known_as(name, expected): array for name, array in weights.items() if not name.startswith(TEXTS)}
 
 
-def _known_as(name: str, expected: set[str]) -> str:
+def known_as(name: str, expected: set[str]) -> str:
     """Returns the name that mlx-vlm expects: transformers 5 leaves one part of it out (``vision_model`` in CLIP's and SigLIP's)."""
     if name.startswith("visual."):  # ``AutoModel`` saves the tower without the ``model.`` that mlx-vlm looks for
         name = f"vision_tower.{name.removeprefix('visual.')}"
@@ -262,11 +267,12 @@ def _known_as(name: str, expected: set[str]) -> str:
     return f"{longer[0].rpartition('.')[0]}.{name.rpartition('.')[2]}" if longer else name
 
 
-def _parameters(model: nn.Module) -> list[tuple[str, mx.array]]:
+def parameters_of(model: nn.Module) -> list[tuple[str, mx.array]]:
+    """Returns the parameters of a model by their names."""
     return cast(list[tuple[str, mx.array]], tree_flatten(model.parameters()))
 
 
-def _array(value: NDArray[np.generic]) -> mx.array:
+def as_array(value: NDArray[np.generic]) -> mx.array:
     """Returns a processor's array as mlx's: whole numbers in 32 bits, as its functions of indices take them."""
     numbers: NDArray[Any] = value.astype(np.int32) if value.dtype.kind in "iu" else value
     return mx.array(numbers)

@@ -8,8 +8,8 @@ import mlx_bulk
 import numpy as np
 import pytest
 from mlx_bulk import memory_run
+from mlx_bulk.configs.logprobs import LogprobsConfig
 from mlx_bulk.configs.sampling import SamplingConfig
-from mlx_bulk.configs.schema import LogprobsConfig
 from mlx_bulk.local_model import BatchOptions, LogprobsOptions, SamplingOptions
 from mlx_bulk.runner.pipeline.loading import LoadedModels, load_models
 

@@ -135,6 +135,7 @@ ELSEWHERE: dict[str, str] = {
     "batch.stall_seconds": "tests/runner/test_watch.py",
     "batch.deterministic": "test_deterministic_rows_do_not_depend_on_other_rows",
     "cluster": "tests/configs/test_cluster.py",
+    "model.unchecked_images": "tests/runner/checks/test_uncompared_models.py",
     "prompt.images": "tests/commands/test_runs_with_pictures.py",
     "data.fetch": "tests/runner/images/test_sources.py",
     "data.max_image_pixels": "tests/runner/images/test_pictures.py",

@@ -150,6 +150,7 @@ def test_identity_holds_what_shapes_results_and_nothing_that_steers() -> None:
     }
     unset = {
         "prompt.images",
+        "model.unchecked_images",
         "batch.kv_bits",
         "batch.kv_group",
         "batch.kv_start",

@@ -26,6 +26,9 @@ def test_a_plan_says_what_pictures_and_copies_of_weights_take(bench: Bench) -> N
     survey = replace(plan.survey, picture_tokens=[4, 8], pictures={"one"})
     text = plan_as_text(replace(plan, survey=survey, tower_bytes=2_000_000), 200)
     assert "2 in prompts, 12 of the tokens above: 4 to 8 each, mean 6" in text
+    assert "not with transformers" not in text
+    unlike = " ".join(plan_as_text(replace(plan, survey=survey, uncompared=("of_next_year",)), 200).split())
+    assert "pictures of the model type of_next_year were compared with mlx-vlm alone and not with transformers" in unlike
     assert text.index("█") < text.index("pictures  "), "the bars are those of the prompts, and stand below these"
     assert "2.0 MB of the weights read pictures; their features take up to 500 MB more (batch.image_memory)" in text
 

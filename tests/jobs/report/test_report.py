@@ -17,6 +17,7 @@ from mlx_bulk.jobs.report import svg
 from mlx_bulk.jobs.report.page import Card, Page, render_page, script_json
 from mlx_bulk.runner.core.host_process import HostProcess
 from mlx_bulk.runner.files.checked_json import write_document
+from mlx_bulk.runner.files.checked_lines import append_line
 from mlx_bulk.runner.models.model_pool import ModelPool
 from mlx_bulk.runner.pipeline.model_work import ModelWork
 from mlx_bulk.runner.pipeline.session import run_job as run_job
@@ -65,6 +66,13 @@ def reported(run: Path, *options: str) -> Reader:
     assert result.exit_code == 0, result.output
     path = Path(result.stdout.strip())
     return Reader(path.read_text(encoding="utf-8"))
+
+
+def test_a_page_begins_with_what_was_not_compared(bench: Bench):
+    done = bench.run(sampling={"max_tokens": 2})
+    append_line(done.output / "sessions.jsonl", {"event": "models", "unchecked_images": "of_next_year"})
+    said = "pictures of the model type of_next_year were compared with mlx-vlm alone and not with transformers"
+    assert said in reported(done.output).text
 
 
 def test_a_generation_with_everything(bench: Bench):
