@@ -109,9 +109,9 @@ class ImageProcessor:
         made, _ = self._hf._process_images([list(images)], **self._keywords | {"return_tensors": "np"})
         return {key: np.asarray(value) for key, value in made.items() if key not in _NO_INPUTS}
 
-    def ids_of(self, layout: PictureLayout) -> Ids:
-        """Returns the ids of what fills a picture's place, by itself; the placeholder for each token that carries a feature."""
-        return np.array(self._hf.tokenizer(layout.text, add_special_tokens=False)["input_ids"], np.int32)
+    def ids_of(self, text: str) -> Ids:
+        """Returns the ids of a text that holds what fills a picture's place: the placeholder for each token that carries a feature."""
+        return np.array(self._hf.tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
 
     def words(self) -> Ids:
         """Returns the ids of all tokens that are text."""

@@ -11,11 +11,11 @@ import numpy as np
 
 from ...kernels.logprobs import score
 from ..core.arrays import Floats, Ids
-from ..core.errors import ModelError, first_line
+from ..core.errors import ModelError, RowError, first_line
 from ..core.images import FIRST_IMAGE_ID, ImageTable, PromptImage
 from ..images.pictures import pillow
 from ..images.processors import ImageProcessor, load_image_processor
-from ..text.tokenizer import load_tokenizer
+from ..text.tokenizer import Tokenizer, load_tokenizer
 from .towers import as_array, known_as, model_of, parameters_of, settings_of
 from .uncompared import UncomparedType
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SIZES = ((224, 160), (120, 260), (224, 160))  # width and height of the pictures that are shown; two are alike in it
 # What language models have whose positions of a picture's tokens are no plain count. Some count so only where a prompt has further tokens
-# around a picture, which trial rows lack.
+# around a picture.
 _OTHER_POSITIONS = ("get_rope_index", "_position_ids", "_rope_deltas")
 _PLAIN = ("inputs_embeds", "position_ids", "rope_deltas")  # what embedding a row may give, where positions count tokens
 
@@ -33,7 +33,9 @@ def open_whole_model(uncompared: UncomparedType) -> "WholeModel":
     """Reads the whole model of a checkpoint, beside the one that is in memory. Raises ModelError where mlx-vlm cannot."""
     from mlx_vlm.utils import get_model_and_args, load_model_weights, sanitize_weights  # pyright: ignore[reportMissingImports]
 
-    processor = load_image_processor(uncompared.folder, uncompared.config, load_tokenizer(uncompared.folder, None, {}, False).hf)
+    tokenizer = load_tokenizer(uncompared.folder, None, {}, False)
+    processor = load_image_processor(uncompared.folder, uncompared.config, tokenizer.hf)
+    turn = _turn(tokenizer, processor)
     try:
         settings = settings_of(uncompared.config)
         family, _ = get_model_and_args(config=settings, model_path=uncompared.folder)
@@ -53,14 +55,28 @@ def open_whole_model(uncompared: UncomparedType) -> "WholeModel":
         raise ModelError(f"mlx-vlm cannot load the whole model: {first_line(error)}") from error
     if uncompared.dtype is not None:
         model.set_dtype(uncompared.dtype)
-    return WholeModel(model.eval(), processor)
+    return WholeModel(model.eval(), processor, turn)
+
+
+def _turn(tokenizer: Tokenizer, processor: ImageProcessor) -> str:
+    """Returns a user's turn with one picture, as the chat template writes it: some models find a picture by what stands before it.
+
+    Raises ModelError where no template shows a picture.
+    """
+    try:
+        turn = tokenizer.chat_text([{"role": "user", "content": [{"type": "image"}]}], "")
+    except RowError as error:
+        raise ModelError(f"no row can be tried as runs have them: {error}") from error
+    if turn.count(processor.image_token) != 1:
+        raise ModelError("no row can be tried as runs have them: its chat template shows no picture")
+    return turn
 
 
 class WholeModel:
-    """Gives rows the logprobs that mlx-vlm's whole ``model`` gives each alone. processor: of its pictures."""
+    """Gives rows the logprobs that mlx-vlm's whole ``model`` gives each alone. processor: of its pictures. turn: with one picture."""
 
-    def __init__(self, model: Any, processor: ImageProcessor):
-        self._model, self._processor = model, processor
+    def __init__(self, model: Any, processor: ImageProcessor, turn: str):
+        self._model, self._processor, self._turn = model, processor, turn
         self._shown: dict[str, Image] = {}
         self._known: dict[bytes, Floats] = {}
 
@@ -69,7 +85,7 @@ class WholeModel:
         return self._processor.words()
 
     def pictures(self, table: ImageTable) -> list[tuple[Ids, PromptImage]]:
-        """Returns pictures of noise, of the sizes ``SIZES``, each with the ids that fill its place in a prompt."""
+        """Returns pictures of noise, of the sizes ``SIZES``, each with the ids of a user's turn that shows it."""
         made: list[tuple[Ids, PromptImage]] = []
         for seed, (width, height) in enumerate(SIZES):
             noise = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
@@ -77,7 +93,7 @@ class WholeModel:
             layout = self._processor.layout(image, "noise")
             digest = f"noise {seed}"
             placed = table.register(digest, layout.tokens, layout.grid, lambda image=image: self._processor.inputs(image, "noise"))
-            ids = self._processor.ids_of(layout)
+            ids = self._processor.ids_of(self._turn.replace(self._processor.image_token, layout.text))
             ids[ids == self._processor.placeholder] = placed.ids
             self._shown[digest] = image
             made.append((ids, placed))

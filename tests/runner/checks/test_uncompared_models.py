@@ -4,6 +4,7 @@ Families that were compared stand in for such types, so that what is served is k
 """
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,14 @@ def test_a_tower_that_fails_is_named(folders: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Tower, "_embedded", lambda self, inputs, tokens: 1 / 0)
     with pytest.raises(ModelError, match=r"cannot read pictures: .*the vision tower fails on a picture of \d+ tokens: division by zero"):
         fitted(monkeypatch, folder_of(folders, "llava"))
+
+
+def test_a_model_whose_chats_show_no_pictures_is_refused(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows cannot be tried as runs have them: what stands before a picture may decide its positions."""
+    shutil.copytree(folder_of(folders, "llava"), tmp_path / "silent")
+    (tmp_path / "silent" / "chat_template.jinja").write_text("{% for message in messages %}{{ message.role }}{% endfor %}")
+    with pytest.raises(ModelError, match="no row can be tried as runs have them: its chat template shows no picture"):
+        fitted(monkeypatch, tmp_path / "silent")
 
 
 def test_an_adapter_is_refused(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
