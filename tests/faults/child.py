@@ -39,7 +39,7 @@ def prepare(model: str) -> None:
         "mlx_bulk.jobs.kinds",
         "mlx_bulk.runner.pipeline.session",
         "datasets",
-        f"mlx_lm.models.{family}",
+        "mlx_bulk.runner.vision.two_towers" if family in ("clip", "siglip") else f"mlx_lm.models.{family}",
     ):
         import_module(name)
     tokenizer: Any = import_module("mlx_bulk.runner.text.tokenizer")

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from mlx_bulk.runner.store.results import read_results
 
+from ..two_tower_checkpoints import write_two_towers
 from ..vision_folders import drawn, picture_bytes, write_vision_model
 from .children import Children
 from .points import FRAME, RECORD, Point
@@ -23,6 +24,7 @@ PROMPT = {"user": "{{ q }}", "images": "image"}
 JOBS: dict[str, dict[str, Any]] = {
     "generate": {"job": "generate", "sampling": {"max_tokens": 2, "temperature": 1.0, "n": 2}},
     "score": {"job": "score", "score": {"completion": "{{ said }}"}},
+    "embed": {"job": "embed", "prompt": {"text": "{{ q }}", "images": "image"}},
     "rollout": {"job": "rollout", "sampling": {"max_tokens": 2, "n": 2}, "rewards": [{"fn": "regex", "args": {"pattern": "e"}}]},
 }
 
@@ -42,6 +44,8 @@ def write(run: TinyRun, job: str) -> None:
         (run.folder / f"{i}.png").write_bytes(picture_bytes(drawn(30 + 20 * i, 40, i)))
     (run.folder / "cut.png").write_bytes(picture_bytes()[:200])
     rows = [{"q": f"What is {i}?", "image": [f"{i % PICTURES}.png", "0.png"][: i % 3], "said": f" a dog {i}"} for i in range(ROWS)]
+    if job == "embed":  # a picture or a text
+        rows = [{"q": row["q"], "image": row["image"][:1]} | ({"q": ""} if row["image"] else {}) for row in rows]
     rows[9]["image"] = ["cut.png"]
     (run.folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = {
@@ -55,7 +59,7 @@ def write(run: TinyRun, job: str) -> None:
     (run.folder / "job.yaml").write_text(yaml.safe_dump(config))
 
 
-@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("job", [job for job in JOBS if job != "embed"])
 def test_killed_at_random_and_in_the_tower(job: str, readers: Children, tmp_path: Path) -> None:
     run, whole = TinyRun(tmp_path / "broken", readers), TinyRun(tmp_path / "whole", readers)
     for each in (run, whole):
@@ -73,3 +77,25 @@ def test_killed_at_random_and_in_the_tower(job: str, readers: Children, tmp_path
     rows = [row for batch in read_results(run.path, ["row"]) for row in batch.column("row").to_pylist()]
     assert rows == [row for row in range(ROWS) for _ in range(1 if job == "score" else 2) if row != 9]
     assert run.verify().exit_code == 3
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+def test_embedding_runs_killed_at_random_and_in_the_tower(kind: str, tmp_path: Path) -> None:
+    model = write_two_towers(tmp_path / "model", kind)
+    (tmp_path / "children").mkdir()
+    with Children(model, tmp_path / "children") as children:
+        run, whole = TinyRun(tmp_path / "broken", children), TinyRun(tmp_path / "whole", children)
+        for each in (run, whole):
+            write(each, "embed")
+        ended = whole.start()
+        assert ended.code == 3, ended.stderr
+        draw = random.Random(kind)
+        for _ in range(KILLS):
+            run.killed_at(Point("at random", RECORD, when=draw.choice(["before", "after"]), nth=draw.randint(1, 5)))
+        run.killed_at(Point("in the tower", ("mlx_bulk.runner.vision.two_towers:ImageTower.features",), when="after"))
+        ended = run.start()
+        assert ended.code == 3, ended.stderr
+        assert parts(run.path) == parts(whole.path)
+        rows = [row for batch in read_results(run.path, ["row"]) for row in batch.column("row").to_pylist()]
+        assert rows == [row for row in range(ROWS) if row != 9]
+        assert run.verify().exit_code == 3

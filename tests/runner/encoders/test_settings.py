@@ -79,7 +79,7 @@ def test_modernbert_with_biases(tmp_path: Path) -> None:
         ),
         (ROBERTA | {"position_embedding_type": "alibi"}, "position_embedding_type is 'alibi'"),
         (BERT | {"is_decoder": True}, "is_decoder is True"),
-        (BERT | {"hidden_act": "quick_gelu"}, "the activation is 'quick_gelu'; mlx-bulk computes encoders only with gelu, gelu_new"),
+        (BERT | {"hidden_act": "laplace"}, "the activation is 'laplace'; mlx-bulk computes encoders only with gelu, gelu_new"),
         (BERT | {"num_attention_heads": 5}, "hidden_size is 32, which is no multiple of num_attention_heads 5"),
         (DISTILBERT | {"activation": "mish"}, "the activation is 'mish'"),
         (DISTILBERT | {"n_heads": 5}, "dim is 32, which is no multiple of n_heads 5"),
