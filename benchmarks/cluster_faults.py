@@ -4,8 +4,9 @@ Each blow hits the driver (1 in 4), an engine, an agent, or the cable between a 
 verified, compared with a plain run, and begun anew until all blows are dealt: within --seconds, so that 200 blows take 12 minutes on
 an idle machine of 2 cores. The last line is JSON; exit 1 where anything is wrong.
 
-``begun_again_share`` counts rows that were begun more than once, and ``begun_again`` says why. ``in_flight_share`` is what cannot be
-avoided where each engine or agent dies with a full batch: its rows. It falls with the rows that are done between two blows.
+``begun_again_share`` counts rows that were begun more than once, and ``begun_again`` says why. It misses rows of a worker after whose death
+the driver dies, too, before they are given out again. ``in_flight_share`` is what cannot be avoided where each engine or agent dies
+with a full batch: its rows. It falls with the rows that are done between two blows. Read the larger of the two.
 With --rollouts a trainer writes a new policy every few seconds: each group must be whole, and each shard of one policy.
 """
 
@@ -75,7 +76,7 @@ def completions(run: Path) -> list[tuple[int, str]]:
 
 
 def begun_again(run: Path) -> Counter[str]:
-    """How many rows, at most, were begun more than once, by the cause."""
+    """How many rows were begun more than once, by the cause, as far as the driver knows."""
     counts = Counter[str]()
     for line in (run / "workers.jsonl").read_text().splitlines():
         if again := (values := json.loads(line)).get("again"):
@@ -147,6 +148,48 @@ def main() -> None:
         sys.exit(strike_all(args, Path(name)))
 
 
+class Blows:
+    """Deals so many blows to ``field`` within ``--seconds``, and waits between them."""
+
+    def __init__(self, args: argparse.Namespace, field: Field, draw: random.Random):
+        self.args, self.field, self._draw, self.begun = args, field, draw, time.monotonic()
+
+    @property
+    def dealt(self) -> int:
+        """How many were dealt."""
+        return sum(self.field.dealt.values())
+
+    @property
+    def over(self) -> bool:
+        """Whether no more come."""
+        return self.dealt >= self.args.kills or self.seconds > self.args.seconds
+
+    @property
+    def seconds(self) -> float:
+        """Since the first driver was started."""
+        return time.monotonic() - self.begun
+
+    def pause(self) -> float:
+        """Seconds until the next one."""
+        mean = self.args.every or max(LEAST_PAUSE, (self.args.seconds - self.seconds) / max(1, self.args.kills - self.dealt))
+        return self._draw.uniform(0.3, 1.7) * mean
+
+    def during(self, run: Path) -> list[str]:
+        """Deals them until the driver has ended by itself; returns what was wrong with that."""
+        code, quiet, bytes_saved = None, time.monotonic(), 0
+        while code is None:
+            with suppress(subprocess.TimeoutExpired):
+                code = self.field.driver.wait(self.pause()) if self.field.driver is not None else 1
+            if code is None and not self.over and any(run.glob("journal/*")):
+                self.field.strike()
+                quiet = time.monotonic()
+            if (now_saved := saved(run)) != bytes_saved:
+                bytes_saved, quiet = now_saved, time.monotonic()
+            if code is None and time.monotonic() - quiet > HANGS_SECONDS:
+                return ["the run hangs"]
+        return [f"the driver ended with {code}"] if code != 0 else []
+
+
 def strike_all(args: argparse.Namespace, root: Path) -> int:
     """Does all runs; returns the exit code."""
     plain, trainer, watch = write(root / "plain", args.rows, args.deterministic, None), None, None
@@ -158,75 +201,58 @@ def strike_all(args: argparse.Namespace, root: Path) -> int:
         subprocess.run([*COMMAND, "run", str(root / "plain" / "config.json")], env=ENVIRONMENT, check=True, capture_output=True)
         took = time.monotonic() - before
         print(f"a plain run took {took:.0f} s; {args.kills} blows come within {args.seconds:.0f} s, then the run at hand ends", flush=True)
-    policies = 0
-    draw, wrong, again, runs, begun = random.Random(args.seed), list[str](), Counter[str](), 0, time.monotonic()
+    draw, wrong, again, runs, policies = random.Random(args.seed), list[str](), Counter[str](), 0, 0
     (root / "cluster").mkdir()
     field = Field(root / "cluster", args.workers, draw)
     run = write(root / "cluster", args.rows, args.deterministic, field.port, watch)
-
-    def over() -> bool:
-        return sum(field.dealt.values()) >= args.kills or time.monotonic() - begun > args.seconds
-
-    def pause() -> float:
-        left = args.seconds - (time.monotonic() - begun)
-        mean = args.every or max(LEAST_PAUSE, left / max(1, args.kills - sum(field.dealt.values())))
-        return draw.uniform(0.3, 1.7) * mean
-
+    blows = Blows(args, field, draw)
     try:
-        while not wrong and not (runs and over()):
+        while not wrong and not (runs and blows.over):
             field.start_driver(*(["--overwrite"] if runs else []))
-            code, quiet, bytes_saved = None, time.monotonic(), 0
-            while code is None:
-                with suppress(subprocess.TimeoutExpired):
-                    code = field.driver.wait(pause()) if field.driver is not None else 1
-                if code is None and not over() and any(run.glob("journal/*")):
-                    field.strike()
-                    quiet = time.monotonic()
-                if (now_saved := saved(run)) != bytes_saved:
-                    bytes_saved, quiet = now_saved, time.monotonic()
-                if time.monotonic() - quiet > HANGS_SECONDS:
-                    wrong.append("the run hangs")
-                    code = 1
+            wrong += blows.during(run)
             runs += 1
-            if code != 0:
-                wrong.append(f"the driver ended with {code}")
             if args.rollouts and not wrong:
                 wrong, found = examine_rollouts(run, args.rows)
                 policies += found
             elif not wrong:
                 wrong += examine(run, plain, args.rows, args.deterministic)
             again += Counter() if wrong else begun_again(run)
-            dealt = sum(field.dealt.values())
-            print(f"run {runs}: {dealt} of {args.kills} blows in {time.monotonic() - begun:.0f} s", flush=True)
+            print(f"run {runs}: {blows.dealt} of {args.kills} blows in {blows.seconds:.0f} s", flush=True)
     finally:
         if trainer is not None:
             trainer.end()
         codes = field.end()
         if wrong:
             print("\n".join(field.log_lines()[-60:]), file=sys.stderr)
+    more = {"steps": trainer.steps, "policies": policies} if trainer is not None else {}
+    tell(blows, runs, again, {**more, "wrong": wrong, "workers_ended": codes})
+    return 1 if wrong else 0
+
+
+def tell(blows: Blows, runs: int, again: Counter[str], more: dict[str, Any]) -> None:
+    """Prints how many rows were begun again, beside those in flight at deaths, and the line of JSON. more: further figures."""
+    args, dealt = blows.args, blows.field.dealt
     rows = max(1, runs * args.rows)
-    fatal = field.dealt.get("engine", 0) + field.dealt.get("agent", 0)
+    fatal = dealt.get("engine", 0) + dealt.get("agent", 0)
+    lost = fatal * in_flight(args)
     table(
         {
-            "begun again, at most": (again.total(), f"{100 * again.total() / rows:.2f} %"),
+            "begun again, as counted": (again.total(), f"{100 * again.total() / rows:.2f} %"),
             **{f"  {cause}": (count, f"{100 * count / rows:.2f} %") for cause, count in again.most_common()},
-            f"in flight at {fatal} deaths": (fatal * in_flight(args), f"{100 * fatal * in_flight(args) / rows:.2f} %"),
+            f"in flight at {fatal} deaths": (lost, f"{100 * lost / rows:.2f} %"),
         },
         ["rows", f"of {rows}"],
     )
     figures = {
-        "kills": field.dealt,
+        "kills": dealt,
         "runs": runs,
         "rows": runs * args.rows,
         "begun_again_share": round(again.total() / rows, 4),
-        "in_flight_share": round(fatal * in_flight(args) / rows, 4),
+        "in_flight_share": round(lost / rows, 4),
         "begun_again": dict(again),
-        **({"steps": trainer.steps, "policies": policies} if trainer is not None else {}),
-        "wrong": wrong,
-        "workers_ended": codes,
+        **more,
     }
-    print(json.dumps({**figures, "seconds": round(time.monotonic() - begun), "deterministic": args.deterministic, **about()}))
-    return 1 if wrong else 0
+    print(json.dumps({**figures, "seconds": round(blows.seconds), "deterministic": args.deterministic, **about()}))
 
 
 if __name__ == "__main__":

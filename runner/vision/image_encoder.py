@@ -22,6 +22,7 @@ NAMES = {
     "pre_layrnorm": "first_norm",  # as transformers spells it
     "post_layernorm": "final_norm",
 }
+_DEFAULTS: Config = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12, "image_size": 224}
 
 
 class ImageEncoder(nn.Module):
@@ -91,11 +92,7 @@ class ClipImageEncoder(ImageEncoder):
     """CLIP's."""
 
     defaults: ClassVar[Config] = {
-        "hidden_size": 768,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "image_size": 224,
+        **_DEFAULTS,
         "patch_size": 32,
         "hidden_act": "quick_gelu",
         "layer_norm_eps": 1e-5,
@@ -130,11 +127,7 @@ class SiglipImageEncoder(ImageEncoder):
     """SigLIP's."""
 
     defaults: ClassVar[Config] = {
-        "hidden_size": 768,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "image_size": 224,
+        **_DEFAULTS,
         "patch_size": 16,
         "hidden_act": "gelu_pytorch_tanh",
         "layer_norm_eps": 1e-6,

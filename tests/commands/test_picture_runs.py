@@ -13,8 +13,7 @@ from mlx_bulk.runner.core import shard_layout
 from mlx_bulk.runner.core.requests import AnyRequest
 from mlx_bulk.runner.pipeline.io_threads import IOThreads
 
-from ..vision_checkpoints import write_vision_model
-from ..vision_folders import drawn, picture_bytes, write_vision_folder
+from ..vision_folders import drawn, picture_bytes, write_vision_model
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 ROWS = 6
@@ -24,9 +23,7 @@ ROWS = 6
 def a_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model, pictures, and rows that name them; the last row has none."""
     folder = tmp_path_factory.mktemp(request.param)
-    settings = json.loads((write_vision_folder(folder / "model", request.param) / "config.json").read_text())
-    placeholder = settings.get("image_token_id", settings.get("image_token_index"))
-    write_vision_model(request.param, folder / "model", settings["vocab_size"], placeholder, image_size=28)
+    write_vision_model(folder / "model", request.param)
     (folder / "data").mkdir()
     rows: list[dict[str, Any]] = [{"q": f"what is in picture {i}?", "image": f"{i % 2}.png", "said": "a dog"} for i in range(ROWS)]
     for i in range(2):

@@ -21,7 +21,7 @@ _MAY_DIFFER: list[tuple[str, str]] = [  # what a page shows, and what may stand 
     (r"batches of up to \d+ rows", r"batches of .*"),
     (r"\d+\.\d% padding", r"\d+\.\d% padding"),
 ]
-# Tests draw no reports at the end of runs, and say each time that they would; when one is drawn is tests/jobs/test_report.py's.
+# Tests draw no reports at the end of runs, and say each time that they would; when one is drawn is tests/jobs/report/test_report_file.py's.
 # The first command of a new machine compiles kernels; which command that is, nobody knows.
 _ONCE = re.compile(r"^mlx-bulk: (?:report: |compiling kernels ).*\n?", re.MULTILINE)
 _DECIMAL = re.compile(r"-?\d[\d,]*\.\d+(?:e-?\d+)?")

@@ -12,8 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from ..vision_checkpoints import write_vision_model
-from ..vision_folders import drawn, picture_bytes, write_vision_folder
+from ..vision_folders import drawn, picture_bytes, write_vision_model
 from .test_cluster_processes import COMMAND, ENVIRONMENT, PATIENCE, engines, parts, require_sound
 
 pytest.importorskip("distributed")
@@ -26,8 +25,7 @@ def a_folder(tmp_path: Path) -> Path:
     """The driver's folder: rows, pictures and a model, all under relative paths but the model."""
     folder, model = tmp_path / "here", tmp_path / "model"
     folder.mkdir()
-    settings = json.loads((write_vision_folder(model, "qwen2_vl") / "config.json").read_text())
-    write_vision_model("qwen2_vl", model, settings["vocab_size"], settings["image_token_id"], image_size=28)
+    write_vision_model(model, "qwen2_vl")
     for i in range(PICTURES):
         (folder / f"{i}.png").write_bytes(picture_bytes(drawn(30 + 20 * i, 40, i)))
     rows = [{"q": f"What is {i}?", "image": [f"{i % PICTURES}.png", "0.png"][: i % 3]} for i in range(ROWS)]

@@ -1,9 +1,7 @@
 """Tests ``mlx-bulk report``: pages of finished and unfinished runs, text that must not act as HTML, and failures."""
 
 import json
-import os
 import re
-import signal
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ from click.testing import CliRunner
 from mlx_bulk.configs.load import load_config
 from mlx_bulk.jobs.cli.main import cli
 from mlx_bulk.jobs.kinds import KINDS
-from mlx_bulk.jobs.report import svg
 from mlx_bulk.jobs.report.page import Card, Page, render_page, script_json
 from mlx_bulk.runner.core.host_process import HostProcess
 from mlx_bulk.runner.files.checked_json import write_document
@@ -202,105 +199,3 @@ def test_a_damaged_part_is_refused(bench: Bench):
     assert result.exit_code == 5
     assert "is damaged" in result.stderr
     assert not (done.output / "report.html").exists()
-
-
-# ------------------------------------------------------------------------------------------------------- at the end of a run
-
-
-@pytest.mark.draws
-def test_a_run_writes_it_at_its_end(bench: Bench):
-    done = bench.run()
-    assert f"mlx-bulk: report: {done.output}/report.html\n" in done.stderr
-    assert done.last_line.startswith("complete: 5 of 5 rows")
-    written = (done.output / "report.html").stat().st_mtime_ns
-    assert bench.command(bench.root / "config.yaml").code == 0
-    assert (done.output / "report.html").stat().st_mtime_ns == written
-    verified = CliRunner().invoke(cli, ["verify", str(done.output)])
-    assert verified.exit_code == 0
-    assert "report" not in verified.output
-    (done.output / "report.html").write_text("changed by hand")
-    assert CliRunner().invoke(cli, ["verify", str(done.output)]).exit_code == 0
-    assert bench.command(bench.root / "config.yaml", "--overwrite").code == 0
-    assert not list(done.output.glob(".report*"))
-
-
-@pytest.mark.draws
-def test_a_page_that_an_earlier_start_left_is_drawn_again(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("mlx_bulk.jobs.report.report.render_page", lambda page: b"new")
-    done = bench.run()
-    assert done.code == 0, done.stderr
-    page = done.output / "report.html"
-    page.write_bytes(b"old")
-    before = (page.parent / "commits.jsonl").stat().st_mtime_ns - 1  # killed between the closing line and the page
-    os.utime(page, ns=(before, before))
-    assert bench.command(bench.root / "config.yaml").code == 0
-    assert page.read_bytes() == b"new"
-    page.write_bytes(b"by hand")
-    assert bench.command(bench.root / "config.yaml").code == 0
-    assert page.read_bytes() == b"by hand"
-
-
-@pytest.mark.draws
-@pytest.mark.parametrize(
-    ("code", "why"),
-    [
-        ("import os; os.abort()", "the charts could not be drawn (exit code -6): no message"),
-        (
-            "import vl_convert_is_gone",
-            "the charts could not be drawn (exit code 1): ModuleNotFoundError: No module named 'vl_convert_is_gone'",
-        ),
-        ("raise ImportError(\"No module named 'vl_convert'\")", "charts need vl-convert-python, which is not installed: pip install"),
-        ("import sys; sys.stdin.read(); import threading; threading.Event().wait()", "the charts were not drawn within 1 s"),
-    ],
-)
-def test_a_failed_report_fails_no_run(bench: Bench, monkeypatch: pytest.MonkeyPatch, code: str, why: str):
-    monkeypatch.setattr(svg, "_DRAW", code)
-    monkeypatch.setattr(svg, "SECONDS", 1.0 if "threading" in code else 60.0)
-    done = bench.run()
-    assert done.code == 0
-    assert f"report.html was not written: {why}" in done.stderr
-    assert f"The run is complete; mlx-bulk report {done.output} writes it." in done.stderr
-    assert done.last_line.startswith("complete: 5 of 5 rows")
-    assert not list(done.output.glob("*report*"))
-
-
-@pytest.mark.draws
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_it_is_drawn_changes_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch, number: int):
-    def interrupted(*_: object) -> None:
-        os.kill(os.getpid(), number)
-
-    monkeypatch.setattr("mlx_bulk.jobs.report.report.render_page", interrupted)
-    done = bench.run()
-    assert done.code == 0
-    assert "report.html was not written: interrupted. The run is complete" in done.stderr
-
-
-# ------------------------------------------------------------------------------------------------------------ where it goes
-
-
-def test_where_it_goes(bench: Bench):
-    done = bench.run()
-    (bench.root / "pages").mkdir()
-    for to, lies in (("one.html", "one.html"), ("pages", "pages/report.html"), ("new/two.html", "new/two.html")):
-        result = CliRunner().invoke(cli, ["report", str(done.output), "--to", str(bench.root / to)])
-        assert result.stdout == f"{bench.root / lies}\n"
-        assert (bench.root / lies).read_text().startswith("<!doctype html>")
-    assert not (done.output / "report.html").exists()
-
-
-def test_no_device_or_pipe_is_replaced(bench: Bench):
-    done, pipe = bench.run(), bench.root / "pipe"
-    os.mkfifo(pipe)
-    result = CliRunner().invoke(cli, ["report", str(done.output), "--to", str(pipe)])
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert f"{pipe} is there and is no regular file" in result.stderr
-    assert pipe.is_fifo()
-
-
-@pytest.mark.parametrize("name", ["gone", "empty"])
-def test_a_folder_that_is_no_run_gives_one_line(bench: Bench, name: str):
-    (bench.root / "empty").mkdir()
-    result = CliRunner().invoke(cli, ["report", str(bench.root / name)])
-    assert (result.exit_code, result.stdout, len(result.stderr.splitlines())) == (5, "", 1)
-    assert "is not a run directory" in result.stderr
