@@ -10,6 +10,7 @@ from mlx_bulk.runner.cluster.fleet_work import ClusterWork
 from mlx_bulk.runner.cluster.lease_policies import LeasePolicies
 from mlx_bulk.runner.cluster.messages import FromWorker, Hello, PolicyRefused, Ready, RunOffer, RunRefused, StopRun, ToWorker
 from mlx_bulk.runner.core.host_process import HostProcess
+from mlx_bulk.runner.parcels.file_desk import FileDesk
 
 from ..jobs.support.bench import Bench
 from ..runner.support.thread_fleet import PipeEnd, StopEarly, ThreadFleet
@@ -79,7 +80,7 @@ def test_a_worker_that_tells_no_facts_of_its_model_is_not_used(bench: Bench, fac
 
 def test_what_a_refused_worker_wanted_is_forgotten(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     forgotten = list[str]()
-    monkeypatch.setattr(LeasePolicies, "forget", lambda policies, worker: forgotten.append(worker))
+    monkeypatch.setattr(FileDesk, "forget", lambda files, worker: forgotten.append(worker))
     assert complete(bench, OneRefused(lambda digest: RunRefused(digest, ("model: other weights",)), connects_again=False))
     assert forgotten == ["worker-1"]
 
