@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Backend
 from ...runner.core.arrays import Ids
 from ...runner.core.errors import RowError
 from ...runner.core.requests import TokenInput
-from ...runner.text.prompt_templates import Message
+from ...runner.templates.chat_messages import Message
 from ...runner.text.tokenizer import Tokenizer
 
 Cut = Literal["auto", "error", "truncate_left", "truncate_right"]

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ...runner.core.errors import RowError
 from ...runner.core.requests import TokenInput
-from ...runner.text.prompt_templates import Message
+from ...runner.templates.chat_messages import Message
 from ...runner.text.tokenizer import Tokenizer
 from .input_encoder import InputEncoder
 

@@ -16,7 +16,8 @@ from ...configs.explain import shown
 from ...runner.core.errors import RowError
 from ...runner.core.requests import TokenInput
 from ...runner.data.column_paths import lookup, require_column
-from ...runner.text.prompt_templates import Chat, Columns, Message, Rendered, Text, compile_prompt, compile_template, read_messages
+from ...runner.templates.chat_messages import Columns, Message, read_messages
+from ...runner.templates.prompt_templates import Chat, Rendered, Text, compile_prompt, compile_template
 from ..score.choices import read_choices
 from .input_encoder import InputEncoder
 from .pair_format import PairFormat

@@ -22,7 +22,7 @@ from ...runner.pool_engine.pooler import Pooler
 from ...runner.pooling.hidden_size import hidden_size
 from ...runner.pooling.sentence_folder import SentenceFolder, read_sentence_folder
 from ...runner.pooling.spec import PoolingSpec, embedding_spec
-from ...runner.text.prompt_templates import compile_prompt
+from ...runner.templates.prompt_templates import compile_prompt
 from .calibration import COLUMN, read_ranges
 from .openai_texts import EmbeddingLines
 from .pooling_choice import chosen_head

@@ -23,7 +23,8 @@ from ...runner.images.content_parts import NamedPicture, listed_pictures
 from ...runner.images.row_pictures import RowPictures, has_vision_tower
 from ...runner.pipeline.job import Parts
 from ...runner.pooling.sentence_folder import SentenceFolder
-from ...runner.text.prompt_templates import Chat, Columns, Rendered, Text, compile_prompt
+from ...runner.templates.chat_messages import Columns
+from ...runner.templates.prompt_templates import Chat, Rendered, Text, compile_prompt
 from ..generate.prompt_encoding import require_chat_template, require_vocabulary
 from .text_inputs import TextInputs
 

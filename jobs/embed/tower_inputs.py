@@ -15,7 +15,7 @@ from ...runner.images.content_parts import NamedPicture, listed_pictures
 from ...runner.images.row_pictures import folder_beside
 from ...runner.images.sources import picture_error
 from ...runner.pipeline.job import Parts
-from ...runner.text.prompt_templates import Text, compile_prompt
+from ...runner.templates.prompt_templates import Text, compile_prompt
 from ..generate.prompt_encoding import require_vocabulary
 from .text_inputs import TextInputs
 

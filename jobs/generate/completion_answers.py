@@ -26,7 +26,8 @@ from ...runner.core.guide import Guidance
 from ...runner.core.outcomes import Generated
 from ...runner.core.requests import Prompt, Reading, Request, Row, Sampling
 from ...runner.pipeline.job import Parts
-from ...runner.text.prompt_templates import Chat, Message
+from ...runner.templates.chat_messages import Message
+from ...runner.templates.prompt_templates import Chat
 from .completion_columns import AnswerColumns
 from .row_settings import RowReader, RowSettings
 

@@ -27,7 +27,7 @@ from ...runner.engine.setup import Setup
 from ...runner.grammar.spec_values import configured_spec
 from ...runner.images.row_pictures import RowPictures
 from ...runner.pipeline.job import ConfigFiles, Grouping, Parts
-from ...runner.text.prompt_templates import AnyPrompt, compile_prompt
+from ...runner.templates.prompt_templates import AnyPrompt, compile_prompt
 from ...runner.text.stop_strings import cut_at_stop
 from ..statistics.completion_stats import completion_statistics
 from ..statistics.kv_table import kv_closing

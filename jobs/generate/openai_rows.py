@@ -21,7 +21,7 @@ from ...runner.core.requests import Row
 from ...runner.data.request_census import RequestCensus
 from ...runner.grammar.spec_values import configured_spec, spec_of
 from ...runner.pipeline.job import Parts
-from ...runner.text.prompt_templates import AnyPrompt, Chat
+from ...runner.templates.prompt_templates import AnyPrompt, Chat
 from ..openai.answer_format import AnswerFormat
 from ..openai.endpoints import CHAT, COMPLETIONS, ENDPOINTS, GRAMMAR_FIELDS, RESPONSES
 from ..openai.refusal import RequestRefused

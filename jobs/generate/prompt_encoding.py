@@ -11,7 +11,7 @@ from ...runner.core.errors import RowError
 from ...runner.core.requests import Prompt
 from ...runner.images.row_pictures import RowPictures
 from ...runner.pipeline.job import Parts
-from ...runner.text.prompt_templates import AnyPrompt, PromptIds, Text
+from ...runner.templates.prompt_templates import AnyPrompt, PromptIds, Text
 from ...runner.text.tokenizer import NOTHING, Tokenizer
 
 

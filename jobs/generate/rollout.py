@@ -20,7 +20,8 @@ from ...runner.core.logprob_options import LogprobOptions
 from ...runner.core.outcomes import Failure, Generated
 from ...runner.core.requests import PromptChat, Request, Row, Sample, TokenInput
 from ...runner.pipeline.job import ConfigFiles, Judge, Ratings, row_failure
-from ...runner.text.prompt_templates import AnyPrompt, Chat, Message, PromptIds, Rendered
+from ...runner.templates.chat_messages import Message
+from ...runner.templates.prompt_templates import AnyPrompt, Chat, PromptIds, Rendered
 from ..rewards.functions import RewardFunction, find_functions, function_fingerprints, function_sources, require_columns
 from ..rewards.group_judge import GroupJudge
 from ..rewards.pool import RewardPool

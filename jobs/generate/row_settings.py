@@ -22,7 +22,8 @@ from ...runner.core.requests import Row, Sampling
 from ...runner.data.column_paths import lookup, require_column
 from ...runner.grammar.spec_values import configured_spec, row_spec
 from ...runner.pipeline.job import Parts
-from ...runner.text.prompt_templates import AnyPrompt, Columns, Rendered, compile_prompt
+from ...runner.templates.chat_messages import Columns
+from ...runner.templates.prompt_templates import AnyPrompt, Rendered, compile_prompt
 
 SAMPLING_FIELDS = tuple(Sampling.__slots__)
 

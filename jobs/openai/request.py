@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 
 from ...configs.explain import shown
 from ...configs.fields import Expected
-from ...runner.text.prompt_templates import AnyPrompt, Chat, PromptIds, Text
+from ...runner.templates.prompt_templates import AnyPrompt, Chat, PromptIds, Text
 from .answer_format import AnswerFormat, answer_format, of_format
 from .bodies import Body, ChatBody, CompletionBody, CompletionFields, ResponsesBody, SamplingFields
 from .endpoints import CHAT, COMPLETIONS, EMBEDDING_ENDPOINTS, ENDPOINTS, RESPONSES, Endpoint

@@ -16,7 +16,7 @@ from ...configs.errors import BulkError
 from ...runner.core.arrays import Floats
 from ...runner.core.errors import RowError
 from ...runner.store.results import read_results
-from ...runner.text.prompt_templates import compile_template
+from ...runner.templates.prompt_templates import compile_template
 from ..embed.calibration import COLUMN
 from ..embed.vector_statistics import stored_dtype, vector_norms
 from ..embed.vector_types import ranges_of

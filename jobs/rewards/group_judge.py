@@ -11,7 +11,8 @@ from ...configs.rewards import RewardConfig
 from ...runner.core.outcomes import Generated
 from ...runner.core.requests import Request, Row
 from ...runner.pipeline.job import Ratings
-from ...runner.text.prompt_templates import Chat, Message, Rendered
+from ...runner.templates.chat_messages import Message
+from ...runner.templates.prompt_templates import Chat, Rendered
 from .pool import Group, RewardPool, storable
 from .reward_failures import RewardFailures
 

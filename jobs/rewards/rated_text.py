@@ -6,7 +6,7 @@ A chat goes through the reward model's own chat template, a text is followed by 
 from ...runner.core.errors import RowError
 from ...runner.core.requests import Request, TokenInput
 from ...runner.models.reward_checkpoint import RewardModel
-from ...runner.text.prompt_templates import Message
+from ...runner.templates.chat_messages import Message
 
 
 def rated_input(model: RewardModel, request: Request, turn: Message) -> TokenInput | str:

@@ -10,7 +10,8 @@ from typing import Any
 from ...configs.explain import shown
 from ...runner.core.errors import RowError
 from ...runner.data.column_paths import lookup, require_column
-from ...runner.text.prompt_templates import Columns, compile_value
+from ...runner.templates.chat_messages import Columns
+from ...runner.templates.prompt_templates import compile_value
 
 
 def read_choices(columns: Columns, path: str, option: str = "score.choices", noun: str = "choice") -> tuple[str, ...]:

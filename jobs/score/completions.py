@@ -18,7 +18,7 @@ from ...runner.core.errors import RowError
 from ...runner.core.images import PromptImage
 from ...runner.core.requests import Prompt, Row
 from ...runner.images.row_pictures import RowPictures
-from ...runner.text.prompt_templates import Rendered, Text
+from ...runner.templates.prompt_templates import Rendered, Text
 from ...runner.text.tokenizer import Tokenizer
 from .scored_text import ScoredText, last_indices, prepend_prefix, too_long_error, whole_text
 

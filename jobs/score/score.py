@@ -23,7 +23,8 @@ from ...runner.engine.scorer import Scorer
 from ...runner.engine.setup import Setup
 from ...runner.images.row_pictures import RowPictures
 from ...runner.pipeline.job import ConfigFiles, Parts
-from ...runner.text.prompt_templates import Columns, Rendered, compile_prompt, compile_template, is_constant, read_messages
+from ...runner.templates.chat_messages import Columns, read_messages
+from ...runner.templates.prompt_templates import Rendered, compile_prompt, compile_template, is_constant
 from ..generate.prompt_encoding import require_chat_template, require_top, require_vocabulary
 from ..statistics.score_stats import score_statistics
 from ..statistics.score_table import score_closing

@@ -21,7 +21,7 @@ from ..data.reader import read_rows
 from ..data.scan_result import Scan
 from ..files.file_stamp import is_settled, stamp_of
 from ..files.file_stamp import sha256 as file_sha256
-from ..text.prompt_templates import PICTURE_PARTS
+from ..templates.chat_messages import PICTURE_PARTS
 from .content_parts import listed_pictures, part_picture
 from .row_pictures import folder_beside, messages_column, picture_folders
 from .sources import PictureSources

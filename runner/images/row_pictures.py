@@ -21,8 +21,8 @@ from ..data.column_paths import lookup
 from ..data.input_folder import glob_folder
 from ..data.spooled_stdin import SPOOL_NAMES
 from ..data.type_inference import JSON_METADATA
+from ..templates.prompt_templates import Chat, Rendered, Text
 from ..text.assistant_spans import AssistantTurns
-from ..text.prompt_templates import Chat, Rendered, Text
 from ..text.tokenizer import NOTHING, Tokenizer
 from .content_parts import Message, NamedPicture, listed_pictures
 from .picture_text import PictureText

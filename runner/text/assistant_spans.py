@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ..core.arrays import Ids
 from ..core.errors import RowError
 from ..core.requests import Prompt
-from .chat_rendering import Span
+from ..templates.chat_rendering import Span
 
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 

@@ -12,8 +12,8 @@ from typing import Any
 from ...configs.errors import BulkError, ConfigError
 from ...configs.schema import names_a_file
 from ..core.errors import ModelError, first_line
-from .chat_rendering import chat_within
-from .render_process import SECONDS, TooMuch
+from ..templates.chat_rendering import chat_within
+from ..templates.render_process import SECONDS, TooMuch
 
 _MESSAGES = [{"role": "user", "content": "Hi"}]
 _GENERATION = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")  # transformers' own tag, which plain Jinja does not know

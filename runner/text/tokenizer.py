@@ -20,8 +20,8 @@ from ...configs.visible import visible
 from ..core.arrays import Ids
 from ..core.errors import ModelError, RowError, first_line
 from ..core.requests import Prompt, Sampling
+from ..templates.chat_rendering import Span, render_chat, render_turns
 from .assistant_spans import AssistantTurns, assistant_turns, marks_turns
-from .chat_rendering import Span, render_chat, render_turns
 from .chat_template_check import read_template, try_template, uses_jinja, with_processor_template
 from .stop_strings import BROKEN, StopStrings
 from .token_offsets import BYTE_TOKEN, piece_starts, token_starts, vocabulary_bytes

@@ -6,7 +6,7 @@ import pytest
 from mlx_bulk.jobs.openai.endpoints import ENDPOINTS
 from mlx_bulk.jobs.openai.refusal import RequestRefused, parameter_of
 from mlx_bulk.jobs.openai.request import read_request
-from mlx_bulk.runner.text.prompt_templates import Chat, PromptIds, Text
+from mlx_bulk.runner.templates.prompt_templates import Chat, PromptIds, Text
 
 from ..support.batch_files import CHAT, COMPLETIONS, HI, chat, completion, request, response
 

@@ -11,7 +11,7 @@ from mlx_bulk.jobs.rewards.pool import RewardPool
 from mlx_bulk.kernels.logprobs import Scores
 from mlx_bulk.runner.core.outcomes import Generated
 from mlx_bulk.runner.core.requests import Generate, Prompt, Request, Row, Sample, Sampling
-from mlx_bulk.runner.text.prompt_templates import Chat, Rendered, Text
+from mlx_bulk.runner.templates.prompt_templates import Chat, Rendered, Text
 
 from ..support.reward_ratings import named, written
 

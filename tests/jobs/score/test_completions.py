@@ -8,7 +8,7 @@ from mlx_bulk.jobs.score.completions import CompletionEncoder
 from mlx_bulk.jobs.score.scored_text import ScoredText
 from mlx_bulk.runner.core.errors import RowError
 from mlx_bulk.runner.core.requests import Row
-from mlx_bulk.runner.text.prompt_templates import Chat, Text
+from mlx_bulk.runner.templates.prompt_templates import Chat, Text
 from mlx_bulk.runner.text.tokenizer import Tokenizer
 
 from ...checkpoints import BOS

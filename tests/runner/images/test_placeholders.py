@@ -38,7 +38,7 @@ class Case:
         return self.encoder.chat_text(messages, prefill, {}, "messages", listed, self.folder).prompt()
 
     def raw(self, template: str, columns: dict[str, Any], images: object) -> Prompt:
-        from mlx_bulk.runner.text.prompt_templates import compile_template
+        from mlx_bulk.runner.templates.prompt_templates import compile_template
 
         render = compile_template(template, "prompt.text", list(columns))
         return self.encoder.raw_text(render, columns, listed_pictures(images, "images"), self.folder).prompt()

@@ -13,9 +13,9 @@ from mlx_bulk.configs.schema import ModelConfig, PromptConfig
 from mlx_bulk.runner.core.errors import DataError, ModelError, RowError
 from mlx_bulk.runner.data.scan import scan
 from mlx_bulk.runner.models.checkpoint import find_checkpoint
+from mlx_bulk.runner.templates.prompt_templates import Chat, Text, compile_prompt, compile_template
 from mlx_bulk.runner.text import tokenizer as tokenizers
 from mlx_bulk.runner.text.chat_template_check import has_powers, try_template
-from mlx_bulk.runner.text.prompt_templates import Chat, Text, compile_prompt, compile_template
 from mlx_bulk.runner.text.tokenizer import Tokenizer
 
 from ...checkpoints import DEMO, loaded, write_adapter, write_checkpoint

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from mlx_bulk.runner.text.prompt_templates import read_messages
+from mlx_bulk.runner.templates.chat_messages import read_messages
 from mlx_bulk.runner.text.tokenizer import Tokenizer
 
 from ..support.small_tokenizers import demo

@@ -11,7 +11,8 @@ from mlx_bulk.configs.errors import ConfigError
 from mlx_bulk.configs.schema import PromptConfig
 from mlx_bulk.runner.core.errors import DataError, RowError
 from mlx_bulk.runner.data.column_paths import columns_on, lookup
-from mlx_bulk.runner.text.prompt_templates import Chat, Text, compile_prompt, compile_template, compile_value, read_messages
+from mlx_bulk.runner.templates.chat_messages import read_messages
+from mlx_bulk.runner.templates.prompt_templates import Chat, Text, compile_prompt, compile_template, compile_value
 
 
 def _text(template: str, row: dict[str, Any], columns: list[str] | None = None) -> str:

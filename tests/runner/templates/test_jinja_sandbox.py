@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from mlx_bulk.configs.schema import PromptConfig
 from mlx_bulk.runner.core.errors import RowError
-from mlx_bulk.runner.text import jinja_sandbox
-from mlx_bulk.runner.text.prompt_templates import Text, compile_prompt, compile_value
+from mlx_bulk.runner.templates import jinja_sandbox
+from mlx_bulk.runner.templates.prompt_templates import Text, compile_prompt, compile_value
 
 HUGE = 10**10
 

@@ -22,7 +22,7 @@ MEMORY_BYTES = 1 << 30  # for one text, beside the program itself
 _START_SECONDS = 120.0
 _LOOK_SECONDS = 0.25  # between two looks at its memory, where the system does not limit it (macOS)
 _PROGRAM_BYTES = 1 << 28
-_MODULE = "mlx_bulk.runner.text.render_worker"
+_MODULE = "mlx_bulk.runner.templates.render_worker"
 
 
 class TooMuch(Exception):

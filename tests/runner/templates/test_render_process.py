@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from mlx_bulk.configs.schema import PromptConfig
 from mlx_bulk.runner.core.errors import ModelError, RowError
-from mlx_bulk.runner.text import chat_rendering, prompt_templates, render_costs, render_process
+from mlx_bulk.runner.templates import chat_rendering, prompt_templates, render_costs, render_process
+from mlx_bulk.runner.templates.prompt_templates import Text, compile_prompt, compile_template, compile_value
 from mlx_bulk.runner.text.chat_template_check import try_template
-from mlx_bulk.runner.text.prompt_templates import Text, compile_prompt, compile_template, compile_value
 from mlx_bulk.runner.text.tokenizer import Tokenizer, load_tokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 

@@ -18,17 +18,13 @@ from jinja2.exceptions import SecurityError
 from ...configs.errors import ConfigError
 from ...configs.schema import PromptConfig
 from ..core.errors import DataError, RowError
-from ..data.column_paths import lookup, missing_column, require_column
-from .chat_rendering import with_arguments
+from ..data.column_paths import missing_column, require_column
+from .chat_messages import Columns, Message, read_messages, shown_value
 from .jinja_sandbox import render
 from .metered_sandbox import MeteredEnvironment
 from .render_costs import Unsure, start_budget
 from .render_process import RenderRefused, TooMuch, render_apart
 from .template_columns import ROW, columns_in_row, spelling_of_column, spelling_of_known
-
-TEXT_PARTS, PICTURE_PARTS = ("text", "input_text", "output_text"), ("image", "image_url", "input_image")
-Columns = dict[str, Any]
-Message = dict[str, Any]
 
 
 @dataclass(slots=True, frozen=True)
@@ -122,7 +118,7 @@ def _compiled(
             raise missing_column(columns, name, option, spelling_of_known(template, columns))
     if is_constant(template) and template in columns:
         cure = f"a template writes it {{{{ {template} }}}}, and the word itself {{{{ '{template}' }}}}"
-        raise DataError(f"{option}: found {_shown(template)}, which is a column's name; {cure}")
+        raise DataError(f"{option}: found {shown_value(template)}, which is a column's name; {cure}")
 
     def render(row: Columns) -> Any:
         try:
@@ -150,28 +146,6 @@ def _is_expression(template: nodes.Template) -> bool:
     return len(body) == 1 and isinstance(body[0], nodes.Output) and [isinstance(x, nodes.TemplateData) for x in body[0].nodes] == [False]
 
 
-def read_messages(row: Columns, path: str, pictures: bool = False) -> list[Message]:
-    """Returns the chat messages at ``path`` in the row: a list of {role, content}, or JSON text of one.
-
-    Text parts are joined into one string; with ``pictures`` a content that holds some stays a list. Arguments of tool calls that are
-    JSON text become mappings. Other keys pass through, and null ones are dropped. Raises RowError.
-    """
-    messages = lookup(row, path)
-    if messages is None:
-        raise RowError("template", f"the column {path!r} is null or missing in this row; a list of messages is expected")
-    if isinstance(messages, str):
-        try:
-            messages = json.loads(messages)
-            json.dumps(messages, ensure_ascii=False).encode()  # half a surrogate pair would fail later, far from here
-        except (ValueError, RecursionError) as error:
-            raise RowError("template", f"the column {path!r} is text, but not the JSON of a list of messages: {error}") from None
-    if not isinstance(messages, list) or not messages:
-        raise RowError(
-            "template", f"the column {path!r} holds {_shown(messages)}; a list of {{role, content}} with at least one is expected"
-        )
-    return [_message(message, f"{path}[{index}]", pictures) for index, message in enumerate(messages)]
-
-
 def _compile_turns(prompt: PromptConfig, columns: Collection[str], pictures: bool) -> Callable[[Columns], list[Message]]:
     if prompt.messages is not None:
         path = prompt.messages
@@ -180,41 +154,6 @@ def _compile_turns(prompt: PromptConfig, columns: Collection[str], pictures: boo
     parts = [("system", prompt.system), ("user", prompt.user)]
     turns = [(role, compile_template(part, f"prompt.{role}", columns)) for role, part in parts if part is not None]
     return lambda row: [{"role": role, "content": render(row)} for role, render in turns]
-
-
-def _message(message: object, where: str, pictures: bool) -> Message:
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise RowError("template", f"{where} is {_shown(message)}; {{role, content}} is expected, with the role as a string")
-    kept = {name: value for name, value in message.items() if value is not None}
-    if isinstance(calls := kept.get("tool_calls"), list):
-        kept["tool_calls"] = [with_arguments(call) for call in calls]
-    content = message.get("content")
-    if isinstance(content, list):
-        parts = [_part(part, f"{where}.content[{index}]", pictures) for index, part in enumerate(content)]
-        texts = [part["text"] for part in parts if part["type"] == "text"]
-        kept["content"] = "".join(texts) if len(texts) == len(parts) else parts
-    elif content is None and kept.get("tool_calls"):
-        kept["content"] = None
-    elif not isinstance(content, str):
-        raise RowError("template", f"{where}.content is {_shown(content)}; a string or a list of text parts is expected")
-    return kept
-
-
-def _part(part: object, where: str, pictures: bool) -> dict[str, Any]:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if isinstance(part, dict) and kind in TEXT_PARTS and isinstance(part.get("text"), str):
-        return {"type": "text", "text": part["text"]}
-    if isinstance(part, dict) and kind in PICTURE_PARTS:
-        if pictures:
-            return {name: value for name, value in part.items() if value is not None}
-        taken = "pictures take a vision model, and in Python also images=True"
-        raise RowError("image", f"{where} is a picture, and only text is read here; {taken}")
-    raise RowError("template", f"{where} is {_shown(part)}; a part {{type: text, text: …}} is expected, or one of a picture")
-
-
-def _shown(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 80 else f"{text[:80]}…"
 
 
 class _Absent(StrictUndefined):
