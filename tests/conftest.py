@@ -45,6 +45,7 @@ from mlx_bulk.jobs.report import report  # noqa: E402
 
 from .checkpoints import loaded, write_checkpoint  # noqa: E402
 from .jobs.support.bench import Bench  # noqa: E402
+from .marked_files import is_left_out, require_named_marks  # noqa: E402
 from .work_units import UnitScheduling  # noqa: E402
 
 _draw_report = report.report_at_end
@@ -54,6 +55,17 @@ _draw_report = report.report_at_end
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> UnitScheduling | None:
     """Keeps tests together that share a fixture; a ``--dist`` of the command line wins."""
     return UnitScheduling(config, log) if config.getoption("dist") == "load" else None
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves files without a mark out of ``-m slow`` and ``-m oracle``."""
+    return is_left_out(collection_path, config.getoption("markexpr")) or None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sees to it that these files name their marks; before pytest deselects any test."""
+    require_named_marks(items)
 
 
 def pytest_collection_finish() -> None:
