@@ -59,7 +59,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> UnitScheduli
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leaves files without a mark out of ``-m slow`` and ``-m oracle``."""
-    return is_left_out(collection_path, config.getoption("markexpr")) or None
+    return is_left_out(collection_path, config.getoption("markexpr") or "") or None
 
 
 @pytest.hookimpl(tryfirst=True)

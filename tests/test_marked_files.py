@@ -46,6 +46,6 @@ def test_a_mark_that_the_file_does_not_name_is_refused(tmp_path: Path):
     (marked := tmp_path / "test_marked.py").write_text(MARKED.format("slow"))
     require_named_marks([Collected(marked), Collected(marked, "slow"), Collected(marked, "cpu_path")])  # pyright: ignore[reportArgumentType]
     with pytest.raises(
-        pytest.UsageError, match=r"test_it has the mark oracle; write pytest\.mark\.oracle in its own file, where -m oracle looks for it"
+        pytest.UsageError, match=r"test_it has the mark oracle; write pytest\.mark\.oracle in its own file, by which -m oracle finds it"
     ):
         require_named_marks([Collected(marked, "slow", "oracle")])  # pyright: ignore[reportArgumentType]
