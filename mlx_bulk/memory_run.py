@@ -12,7 +12,7 @@ from mlx_bulk.configs.schema import JobConfig
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.outcomes import Failure
 from mlx_bulk.runner.core.requests import Row
-from mlx_bulk.runner.core.shard_layout import Layout, window_shards
+from mlx_bulk.runner.core.shard_layout import Layout, window_size
 from mlx_bulk.runner.images.placeholders import PictureEncoder
 from mlx_bulk.runner.images.row_pictures import has_vision_tower
 from mlx_bulk.runner.images.sources import PictureSources
@@ -22,7 +22,7 @@ from mlx_bulk.runner.models.checkpoint import Checkpoint, find_checkpoint
 from mlx_bulk.runner.models.device_memory import shortage_as_error
 from mlx_bulk.runner.models.model_pool import ModelChoice, ModelPool
 from mlx_bulk.runner.models.reference_checkpoint import vocabulary_of
-from mlx_bulk.runner.pipeline.io_threads import IOThreads, SessionInput, SessionRules, shard_windows
+from mlx_bulk.runner.pipeline.io_threads import IOThreads, SessionInput, SessionRules, row_windows
 from mlx_bulk.runner.pipeline.job import Job, Kind, Parts
 from mlx_bulk.runner.pipeline.loading import LoadedModels, load_models
 from mlx_bulk.runner.pipeline.progress_display import Show, Watch
@@ -164,7 +164,7 @@ def _run(job: Job, config: JobConfig, rows: Sequence[Row], loaded: LoadedModels,
         whole_shards=static,
         fail_fast=config.on_error == "fail",
     )
-    windows = shard_windows(rows, layout, window_shards(layout.rows_per_shard, static, loaded.setup.images is not None))
+    windows = row_windows(rows, layout, window_size(layout.rows_per_shard, static, loaded.setup.images is not None))
     threads = IOThreads(SessionInput(job, windows, layout, NOTHING_RECORDED), rules, sink)
 
     def counts() -> Counts:

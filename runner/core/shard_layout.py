@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 WINDOW_ROWS = 4096
-PICTURE_ROWS = 1024  # of a window whose rows may have pictures: each holds several kB more, or its picture's bytes
+PICTURE_ROWS = 512  # of a window whose rows may have pictures: each holds several kB more, or its picture's bytes
 
 Place = tuple[int, int]  # a row's position, and a sample of it or WHOLE (see shard_ledger)
 
@@ -98,10 +98,13 @@ def total_rows(run: dict[str, Any]) -> int:
     return covered_rows(run["inputs"]) * rounds_of(run)
 
 
-def window_shards(rows_per_shard: int, one_shard: bool, pictures: bool = False) -> int:
-    """Returns how many shards make a window, the rows that are handed to the model at once.
+def window_size(rows_per_shard: int, one_shard: bool, pictures: bool = False) -> int:
+    """Returns how many rows make a window, the rows that are handed to the model at once.
 
-    A window holds ``one_shard`` where batches or policies go by the shard, else as many as fit in WINDOW_ROWS rows, at least one.
-    pictures: rows may have some; then PICTURE_ROWS.
+    A window holds ``one_shard`` where batches or policies go by the shard, else as many shards as fit in WINDOW_ROWS rows, at least one.
+    pictures: rows may have some; then as many as fit in PICTURE_ROWS, or so many rows of a larger shard.
     """
-    return 1 if one_shard else max(1, (PICTURE_ROWS if pictures else WINDOW_ROWS) // rows_per_shard)
+    if one_shard:
+        return rows_per_shard
+    most = PICTURE_ROWS if pictures else WINDOW_ROWS
+    return most if pictures and rows_per_shard > most else max(1, most // rows_per_shard) * rows_per_shard

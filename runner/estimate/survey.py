@@ -166,7 +166,7 @@ def window_rows(config: JobConfig, pictures: bool) -> int:
     """
     per_shard = config.batch.rows_per_shard
     watches = isinstance(config, RolloutConfig) and config.policy.watch is not None
-    return per_shard * shard_layout.window_shards(per_shard, config.batch.deterministic or watches, pictures)
+    return shard_layout.window_size(per_shard, config.batch.deterministic or watches, pictures)
 
 
 def sampled_windows(rows: int, window: int) -> Iterator[range]:

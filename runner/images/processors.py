@@ -18,6 +18,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +40,7 @@ _COUNTED = "batch_num_images"  # what a processor says to which a prompt's only 
 _NO_INPUTS = {"rows", "cols", "num_crops", "num_patches", _COUNTED}  # what processors say of a picture that no tower takes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class PictureLayout:
     """What fills a picture's place in a prompt.
 
@@ -57,6 +58,7 @@ class ImageProcessor:
     def __init__(self, hf: Any, placeholder: int):
         self._hf, self.placeholder = hf, placeholder
         self._layouts: OrderedDict[tuple[Size, bool], PictureLayout] = OrderedDict()
+        self._equal: WeakValueDictionary[str, PictureLayout] = WeakValueDictionary()  # of many sizes: the text is long
         self.counts_pictures: bool = _COUNTED in getattr(getattr(hf, "image_processor", None), "model_input_names", ())
 
     @property
@@ -87,10 +89,19 @@ class ImageProcessor:
         """
         known = self.known_layout(image.size, several=several)
         if known is None:
-            known = self._layouts[image.size, several] = self._layout_of(image, name, several)
+            known = self._shared(self._layout_of(image, name, several))
+            self._layouts[image.size, several] = known
             if len(self._layouts) > _SIZES:
                 self._layouts.popitem(last=False)
         return known
+
+    def _shared(self, made: PictureLayout) -> PictureLayout:
+        """Returns the equal layout of another size, where one is remembered."""
+        known = self._equal.get(made.text)
+        if known is not None and known == made:
+            return known
+        self._equal[made.text] = made
+        return made
 
     def known_layout(self, size: Size, *, several: bool = False) -> PictureLayout | None:
         """Returns what fills the place of a picture of this size; None where no such picture has come lately."""

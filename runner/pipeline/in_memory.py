@@ -22,7 +22,7 @@ from ...configs.rollout import RolloutConfig
 from ..core.errors import DROP
 from ..core.policy import Policy
 from ..core.requests import Request
-from ..core.shard_layout import Layout, window_shards
+from ..core.shard_layout import Layout, window_size
 from ..data.reader import read_rounds
 from ..engine.interface import one_window
 from ..layers.kernel_injection import only_inside
@@ -32,7 +32,7 @@ from ..policies.policy_source import GivenSource
 from ..policies.policy_store import PolicyStore
 from ..policies.policy_updater import PolicyUpdater
 from ..store.group_queue import GroupQueue
-from .io_threads import IOThreads, SessionInput, SessionRules, shard_windows
+from .io_threads import IOThreads, SessionInput, SessionRules, row_windows
 from .job import Kind
 from .loading import load_models, rater_of
 from .row_requests import NOTHING_RECORDED
@@ -164,8 +164,8 @@ class InMemoryRollouts:
             fail_fast=config.on_error == "fail",
         )
         rows = read_rounds(spec.scan, config.data, layout, range(layout.shards))
-        shards = window_shards(layout.rows_per_shard, self._loaded.setup.static or not by_round, spec.images is not None)
-        session = SessionInput(spec.job, shard_windows(rows, layout, shards), layout, NOTHING_RECORDED)
+        size = window_size(layout.rows_per_shard, self._loaded.setup.static or not by_round, spec.images is not None)
+        session = SessionInput(spec.job, row_windows(rows, layout, size), layout, NOTHING_RECORDED)
         threads = IOThreads(session, rules, sink, self._updater.newest_version)
         try:
             while (window := threads.next_window(True)) is not None:

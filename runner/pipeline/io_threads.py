@@ -31,7 +31,7 @@ _POLL_SECONDS = 0.2  # how often a thread that waits looks for a reason to stop
 class SessionInput:
     """The input of a session: its job, its rows, and the records of earlier sessions.
 
-    windows: rows that the model is given at once, see ``shard_windows``. isolated: groups of rows; each makes a window of its own
+    windows: rows that the model is given at once, see ``row_windows``. isolated: groups of rows; each makes a window of its own
     before all others, and its rows are left out there.
     """
 
@@ -241,20 +241,20 @@ class IOThreads:
                     self._recorder.record(message)
 
 
-def shard_windows(rows: Iterable[Row | BadRow], layout: Layout, shards: int) -> Iterator[Iterator[Row | BadRow]]:
-    """Cuts ``rows``, which come in the order of their positions, into windows of ``shards`` shards; see ``shard_layout.window_shards``."""
-    return (window for _, window in groupby(rows, key=_WindowEnd(layout, shards)))
+def row_windows(rows: Iterable[Row | BadRow], layout: Layout, size: int) -> Iterator[Iterator[Row | BadRow]]:
+    """Cuts ``rows``, which come in the order of their positions, into windows. size: see ``shard_layout.window_size``."""
+    return (window for _, window in groupby(rows, key=_WindowEnd(layout, size)))
 
 
 class _WindowEnd:
-    """Key of ``groupby``: the shard before which a row's window ends. A window never holds rows of two rounds."""
+    """Key of ``groupby``: the position before which a row's window ends. A window never holds rows of two rounds."""
 
-    def __init__(self, layout: Layout, shards: int):
-        self._layout, self._shards, self._end = layout, shards, 0
+    def __init__(self, layout: Layout, size: int):
+        self._layout, self._size, self._end = layout, size, 0
 
     def __call__(self, row: Row | BadRow) -> int:
-        shard = self._layout.shard_of(row.position)
-        if shard >= self._end:
-            round_end = (self._layout.round_of(row.position) + 1) * self._layout.shards_a_round
-            self._end = min(shard + self._shards, round_end)
+        if row.position >= self._end:
+            begin = row.position - row.position % min(self._size, self._layout.rows_per_shard)
+            round_end = (self._layout.round_of(row.position) + 1) * self._layout.positions
+            self._end = min(begin + self._size, round_end)
         return self._end

@@ -17,7 +17,7 @@ from ..core.host_process import HostProcess, Orders
 from ..core.outcomes import Outcome
 from ..core.progress import Progress
 from ..core.requests import BadRow, Row
-from ..core.shard_layout import Layout, window_shards
+from ..core.shard_layout import Layout, window_size
 from ..data.reader import read_rounds
 from ..engine.interface import EngineInterface, one_window
 from ..files.disk_space import require_room
@@ -30,7 +30,7 @@ from ..runs.throughput import Counts
 from ..store.recovery import Recovered
 from ..store.writer import Writer
 from .heartbeat import Heartbeat
-from .io_threads import IOThreads, SessionInput, SessionRules, shard_windows
+from .io_threads import IOThreads, SessionInput, SessionRules, row_windows
 from .loading import LoadedModels, load_models, rater_of
 from .progress_display import Show, Watch
 from .run_spec import RunSpec
@@ -119,8 +119,8 @@ class ModelWork:
         engine = sampling_engine(spec.job.engine, *setups, config, spec.checkpoint, run.run_dir, run.layout, rater)
         engine.progress.report_to(run.heartbeat.activity, process.supervisor.note_in_flight)
         suspects = suspect_rows(run.rows(), [] if models.setup.static else run.orders.first_groups)
-        shards = window_shards(run.layout.rows_per_shard, models.setup.static or engine.live, spec.images is not None)
-        session = SessionInput(spec.job, shard_windows(run.rows(), run.layout, shards), run.layout, run.recovered, suspects)
+        window = window_size(run.layout.rows_per_shard, models.setup.static or engine.live, spec.images is not None)
+        session = SessionInput(spec.job, row_windows(run.rows(), run.layout, window), run.layout, run.recovered, suspects)
         threads = IOThreads(session, _rules(run, models.setup.static, check), run.writer, engine.newest_version)
         run.flush = threads.flush
         with (

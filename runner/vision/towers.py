@@ -97,7 +97,11 @@ class Tower:
         """Returns a picture's features, computed. Raises DataError where the picture cannot be read, ModelError where the tower fails."""
         if self._untried:
             self._try_kernels(image)
-        return self._made(image)
+        try:
+            return self._made(image)
+        finally:
+            if backend.device_name() == "cpu":
+                mx.clear_cache()  # the next picture has another size: mlx would keep these buffers beside its own
 
     def _try_kernels(self, image: PromptImage) -> None:
         """Puts our kernels into the tower, and takes them out again where a picture's features are not the same."""

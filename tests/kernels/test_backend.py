@@ -15,7 +15,7 @@ linux_cpu = pytest.mark.skipif(not LINUX_CPU, reason="macOS and CUDA bring their
 
 
 def python(code: str, folder: Path, **env: str) -> str:
-    kept = {key: value for key, value in os.environ.items() if key != "MLX_BULK_BLAS"}
+    kept = {key: value for key, value in os.environ.items() if key not in ("MLX_BULK_BLAS", "ARROW_DEFAULT_MEMORY_POOL")}
     return subprocess.run([sys.executable, "-c", code], env=kept | env, cwd=folder, check=True, capture_output=True, text=True).stdout
 
 
@@ -36,6 +36,13 @@ def test_a_library_that_cannot_be_opened_is_named(tmp_path: Path):
     out = python("from mlx_bulk.kernels import backend; print(backend.prepare())", tmp_path, MLX_BULK_BLAS=str(tmp_path / "libwrong.so"))
     assert "libwrong.so cannot be opened" in out
     assert "slow one" in out
+
+
+@linux_cpu
+def test_arrow_takes_its_memory_where_freed_buffers_are_kept(tmp_path: Path):
+    code = "import mlx_bulk.kernels, pyarrow; print(pyarrow.default_memory_pool().backend_name)"
+    assert python(code, tmp_path).split() == ["system"]
+    assert python(code, tmp_path, ARROW_DEFAULT_MEMORY_POOL="mimalloc").split() == ["mimalloc"]
 
 
 @linux_cpu

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mlx_bulk.runner.core.shard_layout import PICTURE_ROWS, WINDOW_ROWS, Layout, window_shards
+from mlx_bulk.runner.core.shard_layout import PICTURE_ROWS, WINDOW_ROWS, Layout, window_size
 
 LAYOUTS = st.builds(Layout, st.integers(0, 40), st.integers(1, 12), st.integers(1, 4))
 
@@ -50,7 +50,10 @@ def test_run_json_says_the_layout(rounds: int | None, expected: Layout):
 @given(st.integers(1, 3 * WINDOW_ROWS), st.booleans())
 def test_a_window_is_whole_shards_of_up_to_so_many_rows_or_one_shard(rows_per_shard: int, pictures: bool):
     most = PICTURE_ROWS if pictures else WINDOW_ROWS
-    shards = window_shards(rows_per_shard, one_shard=False, pictures=pictures)
-    assert shards == 1 or shards * rows_per_shard <= most
-    assert (shards + 1) * rows_per_shard > most
-    assert window_shards(rows_per_shard, one_shard=True, pictures=pictures) == 1
+    rows = window_size(rows_per_shard, one_shard=False, pictures=pictures)
+    if rows_per_shard > most:
+        assert rows == (most if pictures else rows_per_shard), "with pictures it is a part of a shard"
+    else:
+        assert rows % rows_per_shard == 0
+        assert most - rows_per_shard < rows <= most
+    assert window_size(rows_per_shard, one_shard=True, pictures=pictures) == rows_per_shard

@@ -206,7 +206,7 @@ def test_samples_are_spread_over_the_input(rows: int, window: int):
     assert spans[-1].stop > rows * 0.9 - window
 
 
-def test_windows_are_whole_shards(bench: Bench):
+def test_windows_are_whole_shards_or_with_pictures_parts(bench: Bench):
     from mlx_bulk.configs.load import load_config
 
     def rows(pictures: bool = False, **batch: Any) -> int:
@@ -216,7 +216,9 @@ def test_windows_are_whole_shards(bench: Bench):
 
     assert rows(rows_per_shard=1_000) == 4_000
     assert rows(rows_per_shard=9_000) == 9_000
-    assert rows(pictures=True, rows_per_shard=100) == 1_000
+    assert rows(pictures=True, rows_per_shard=100) == 500
+    assert rows(pictures=True, rows_per_shard=1_000) == 512
+    assert rows(pictures=True, rows_per_shard=1_000, deterministic=True) == 1_000
     assert rows(rows_per_shard=100, deterministic=True) == 100
     rollout: dict[str, Any] = {"job": "rollout", "sampling": {"n": 2, "temperature": 1.0}, "batch": {"rows_per_shard": 100}}
     for policy, window in (({}, 4_000), ({"watch": str(bench.root)}, 100)):

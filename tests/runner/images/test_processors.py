@@ -112,6 +112,16 @@ def test_a_layout_is_found_without_pixels_where_that_can_be(tmp_path: Path, monk
         assert layout.text == "<|image_pad|>" * layout.tokens
 
 
+def test_sizes_that_become_the_same_tokens_share_one_layout(tmp_path: Path) -> None:
+    folder = write_vision_folder(tmp_path / "qwen")
+    tokenizer = load_tokenizer(folder, None, {}, False)
+    ours = load_image_processor(folder, json.loads((folder / "config.json").read_text()), tokenizer.hf)
+    first, near, far = (ours.layout(drawn(*size), "x") for size in [(112, 84), (113, 85), (84, 112)])
+    assert near is first
+    assert far.tokens == first.tokens
+    assert far.grid == first.grid[:1] + first.grid[:0:-1]
+
+
 def test_pictures_of_all_modes_reach_the_processor_as_rgb(tmp_path: Path) -> None:
     folder = write_vision_folder(tmp_path / "qwen")
     tokenizer = load_tokenizer(folder, None, {}, False)

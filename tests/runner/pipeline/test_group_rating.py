@@ -8,7 +8,7 @@ from mlx_bulk.runner.core.errors import DataError
 from mlx_bulk.runner.core.outcomes import Failure
 from mlx_bulk.runner.core.requests import Row
 from mlx_bulk.runner.core.shard_layout import Layout
-from mlx_bulk.runner.pipeline.io_threads import IOThreads, SessionInput, SessionRules, shard_windows
+from mlx_bulk.runner.pipeline.io_threads import IOThreads, SessionInput, SessionRules, row_windows
 from mlx_bulk.runner.pipeline.row_requests import NOTHING_RECORDED
 from mlx_bulk.runner.store.shard_ledger import Ledger
 
@@ -212,10 +212,10 @@ def test_whole_shards_run_recorded_groups_again_and_record_none_twice(judge: Slo
 def test_windows_keep_to_a_round():
     layout = Layout(5, 2, 3)
     rows = [Row(layout.position(around, row), str(row), {}, round=around) for around in range(3) for row in range(5)]
-    for shards, sizes in ((2048, [5, 5, 5]), (2, [4, 1] * 3), (1, [2, 2, 1] * 3)):
+    for size, sizes in ((4096, [5, 5, 5]), (4, [4, 1] * 3), (2, [2, 2, 1] * 3), (1, [1] * 15)):
         job: Any = Rolling(None)
         written: Any = Written()
-        session = SessionInput(job, shard_windows(rows, layout, shards), layout, NOTHING_RECORDED)
+        session = SessionInput(job, row_windows(rows, layout, size), layout, NOTHING_RECORDED)
         rules = SessionRules(lambda _: None, lambda: False, whole_shards=False, fail_fast=False)
         threads = IOThreads(session, rules, written)
         windows = list(iter(lambda threads=threads: threads.next_window(True), None))

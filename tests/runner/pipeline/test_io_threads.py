@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from mlx_bulk.runner.core.errors import DataError
 from mlx_bulk.runner.core.outcomes import Failure
 from mlx_bulk.runner.core.requests import BadRow, Row, Sample
-from mlx_bulk.runner.core.shard_layout import WINDOW_ROWS
+from mlx_bulk.runner.core.shard_layout import WINDOW_ROWS, Layout
+from mlx_bulk.runner.pipeline.io_threads import row_windows
 
 from ..support.made_up_jobs import Written, drive, outcome, rows_of, threads_of
 
@@ -158,3 +159,11 @@ def test_a_flush_does_not_wait_for_a_disk_that_has_failed():
     assert not threads.flush()
     with pytest.raises(OSError, match="disk is gone"):
         threads.close()
+
+
+@pytest.mark.parametrize(("size", "sizes"), [(3, [1, 3, 1, 1, 3, 3]), (7, [5, 7]), (14, [5, 7])])
+def test_a_window_may_be_a_part_of_a_shard(size: int, sizes: list[int]) -> None:
+    rows = [row for row in rows_of(*[1] * 21) if row.position not in (0, 1) and not 7 <= row.position < 14]
+    windows = [[row.position for row in window] for window in row_windows(rows, Layout(21, 7), size)]
+    assert [len(window) for window in windows] == sizes
+    assert [position for window in windows for position in window] == [row.position for row in rows]

@@ -12,8 +12,8 @@ from mlx_bulk.runner.core.errors import DROP
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.outcomes import Failure, Generated
 from mlx_bulk.runner.core.requests import Generate, Prompt, Request, Row, Sample, Sampling
-from mlx_bulk.runner.core.shard_layout import Layout, window_shards
-from mlx_bulk.runner.pipeline.io_threads import IOThreads, SessionInput, SessionRules, shard_windows
+from mlx_bulk.runner.core.shard_layout import Layout, window_size
+from mlx_bulk.runner.pipeline.io_threads import IOThreads, SessionInput, SessionRules, row_windows
 from mlx_bulk.runner.pipeline.job import Ratings
 from mlx_bulk.runner.store.recovery import Recovered
 from mlx_bulk.runner.store.shard_ledger import Ledger
@@ -128,7 +128,7 @@ def threads_of(
     recovered = Recovered(frozenset(), done or {}, {}, {}, {}, 0, 0, 0)
     rules = SessionRules(lambda _: None, stopped, whole_shards, fail_fast, fatal or {})
     layout = Layout(100, 10)
-    windows = shard_windows(made_up, layout, window_shards(10, whole_shards))
+    windows = row_windows(made_up, layout, window_size(10, whole_shards))
     return IOThreads(SessionInput(job, windows, layout, recovered), rules, written, newest_version)
 
 

@@ -11,10 +11,10 @@ from mlx_bulk.runner.core.errors import RowError
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.outcomes import Failure, Generated, Outcome
 from mlx_bulk.runner.core.requests import AnyRequest, BadRow, Generate, Prompt, Request, Row, Sample, Sampling
-from mlx_bulk.runner.core.shard_layout import Layout, window_shards
+from mlx_bulk.runner.core.shard_layout import Layout, window_size
 from mlx_bulk.runner.engine.interface import EngineInterface
 from mlx_bulk.runner.engine.setup import Setup
-from mlx_bulk.runner.pipeline.io_threads import IOThreads, SessionInput, SessionRules, shard_windows
+from mlx_bulk.runner.pipeline.io_threads import IOThreads, SessionInput, SessionRules, row_windows
 from mlx_bulk.runner.pipeline.job import ConfigFiles
 from mlx_bulk.runner.store.recovery import Recovered
 from mlx_bulk.runner.store.shard_ledger import Ledger
@@ -97,7 +97,7 @@ def threads_of(
 ) -> IOThreads:
     """The threads of a session of ``OneColumn`` that nobody stops."""
     layout = Layout(1 << 20, per_shard)
-    windows = shard_windows(rows, layout, window_shards(per_shard, whole_shards))
+    windows = row_windows(rows, layout, window_size(per_shard, whole_shards))
     session = SessionInput(OneColumn(), windows, layout, recovered(done), isolated)
     rules = SessionRules(check, lambda: False, whole_shards, fail_fast, fatal or {})
     return IOThreads(session, rules, written)

@@ -57,6 +57,14 @@ def test_kernels_come_in_with_the_first_picture(monkeypatch: pytest.MonkeyPatch)
     assert plain.shape == expected.shape
 
 
+@pytest.mark.cpu_path("a GPU's buffers stay with mlx")
+def test_buffers_of_one_picture_are_not_kept_beside_the_next() -> None:
+    made = tower()
+    features = made.features(picture())
+    assert features.embeddings.shape == (TOKENS, WIDTH)
+    assert mx.get_cache_memory() == 0
+
+
 @pytest.mark.cpu_path("it tries the CPU's own kernels")
 def test_kernels_that_change_features_go_out_again(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(towers, "LEAST", 1)
