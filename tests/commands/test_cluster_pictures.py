@@ -5,20 +5,28 @@ Workers are threads here, which may not open a picture; see ThreadFleet.
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from hashlib import sha256
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from mlx_bulk.configs.cells import cells
 from mlx_bulk.configs.cluster import ClusterConfig
+from mlx_bulk.configs.load import load_config
+from mlx_bulk.configs.sweep import SweepConfig
+from mlx_bulk.jobs.kinds import KINDS
+from mlx_bulk.jobs.sweep.sweep import run_sweep
 from mlx_bulk.runner.cluster.fleet_work import ClusterWork
+from mlx_bulk.runner.core.host_process import HostProcess
 from mlx_bulk.runner.images.sources import PictureFile
 from mlx_bulk.runner.models.model_pool import ModelPool
 from mlx_bulk.runner.parcels import picture_desk
 from mlx_bulk.runner.parcels.file_messages import PicturePart
 from mlx_bulk.runner.pipeline.model_work import ModelWork, SessionWork
+from mlx_bulk.runner.runs.run_dir import Start
 from mlx_bulk.runner.runs.summary import Summary
 from mlx_bulk.runner.store.results import read_errors
 
@@ -144,3 +152,64 @@ def test_a_picture_that_changes_after_its_row_was_read_is_an_error_of_its_row(fo
     assert "image: 1.png changed while the run read it; put it back as it was, then run again with --retry-errors" in first[2]
     assert second[:2] == (2, "image")
     assert "image: 2.png is not there; paths begin at" in second[2]
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Serves the files of a folder, and keeps no log."""
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name there
+        return
+
+
+@pytest.fixture(name="web")
+def a_web_server(folder: Path) -> Generator[str]:
+    """Returns the address at which the folder's files are."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), lambda *given: Quiet(*given, directory=str(folder)))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.mark.slow
+def test_workers_fetch_pictures_of_the_web_themselves(folder: Path, model: Path, web: str) -> None:
+    rows = [{"q": f"What is {i}?", "image": [f"{web}/{i % 4}.png"][: i % 3]} for i in range(12)]
+    rows[4]["image"], rows[7]["image"] = [f"{web}/gone.png"], [f"{web}/cut.png"]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sections = JOBS["generate"] | {"data": {"path": "rows.jsonl", "fetch": True}}
+    plain = run(folder, model, ModelWork(ModelPool()), "plain", **sections)
+    fleet, _ = mortal_fleet(2, nth=2)
+    over = run(folder, model, ClusterWork(lambda: fleet, ClusterConfig(workers=2)), "cluster", **sections)
+    fleet.end(True)
+    assert (over.complete, over.rows, over.records, over.errors) == (True, plain.rows, plain.records, plain.errors)
+    assert [(row, stage) for row, stage, _ in errors(folder / "plain")] == [(4, "image"), (7, "image")]
+    assert errors(folder / "cluster") == errors(folder / "plain")
+    assert parts(folder / "cluster") == parts(folder / "plain")
+    assert not [message for _, message in fleet.sent if isinstance(message, PicturePart)]
+
+
+@pytest.mark.slow
+def test_each_cell_of_a_sweep_gets_pictures_from_the_driver(folder: Path, model: Path, driver_reads: Callable[[], None]) -> None:
+    batch = {"rows": 4, "rows_per_shard": 6, "deterministic": True}
+    base = {**JOBS["generate"], **TEXT, "model": {"path": str(model)}, "data": {"path": "rows.jsonl"}, "batch": batch}
+    fleet, _ = mortal_fleet(2, nth=2)
+
+    def swept(output: str, work: SessionWork) -> dict[str, Any]:
+        path = folder / f"{output}.yaml"
+        values = {"job": "sweep", "base": base, "matrix": {"sampling.temperature": [0, 0.7]}, "output": {"path": str(folder / output)}}
+        path.write_text(yaml.safe_dump(values))
+        config = load_config(path)
+        assert isinstance(config, SweepConfig)
+        outcomes = run_sweep(cells(config, str(path)), KINDS, folder / output, Start(), HostProcess(), "nothing", lambda _: None, work)
+        assert [outcome.summary.complete for outcome in outcomes if outcome.summary is not None] == [True, True]
+        return {each.name: (parts(each), errors(each)) for each in (folder / output).iterdir() if each.is_dir()}
+
+    plain = swept("plain", ModelWork(ModelPool()))
+    driver_reads()
+    over = swept("cluster", ClusterWork(lambda: fleet, ClusterConfig(workers=2)))
+    fleet.end(True)
+    assert len(plain) == 2
+    assert over == plain
+    assert [message for _, message in fleet.sent if isinstance(message, PicturePart)]
