@@ -29,7 +29,7 @@ settings.load_profile("shared machine")
 backend.prepare()
 # Tests change model files under way: what a run of them remembers is for no one else. The hub's files stay where they are.
 os.environ.setdefault("HF_HOME", str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface"))
-# Compiled kernels stay too, under the hash of their sources: compiling them takes each process half a minute.
+# Compiled kernels stay too, under the hash of their sources: compiling them takes each process ten seconds of a core.
 _remembered = tempfile.TemporaryDirectory(prefix="mlx-bulk-cache-")
 _kernels = backend.cache_folder("kernels").expanduser().absolute()
 _kernels.mkdir(parents=True, exist_ok=True)

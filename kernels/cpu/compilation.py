@@ -1,6 +1,6 @@
 """Compiles C++ once for this machine's processor and keeps the library. Knows nothing of what the library computes.
 
-The units of a library, its files ``.cpp``, are compiled beside each other, each in a process of its own, and linked after.
+The units of a library, its files ``.cpp``, are compiled beside each other, one process a core, and linked after.
 """
 
 import hashlib
@@ -8,6 +8,7 @@ import logging
 import os
 import platform
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,10 @@ log = logging.getLogger("mlx_bulk")
 
 @dataclass(slots=True, frozen=True)
 class Build:
-    """What a library is made of: ``units``, files .cpp with options of their own, and ``headers``; ``command`` has the options of all."""
+    """What a library is made of: ``units``, files .cpp with options of their own, and ``headers``; ``command`` has the options of all.
+
+    Units that take longest come first.
+    """
 
     units: Mapping[Path, Sequence[str]]
     headers: Sequence[Path]
@@ -76,7 +80,7 @@ def _compile(build: Build, to: Path) -> None:
 
     with tempfile.TemporaryDirectory(dir=to.parent, prefix="units.", ignore_cleanup_errors=True) as folder:
         parts = {unit: str(Path(folder) / f"{unit.stem}.o") for unit in build.units}
-        with ThreadPoolExecutor(len(parts)) as beside:
+        with ThreadPoolExecutor(max(2, _cores())) as beside:
             list(beside.map(lambda unit: run(*build.units[unit], "-c", "-o", parts[unit], str(unit)), parts))
         run("-o", str(to), *parts.values())
 
@@ -85,6 +89,10 @@ def compiler_message(error: OSError | subprocess.CalledProcessError) -> str:
     """Returns the first line of what the compiler or the system says."""
     said = (getattr(error, "stderr", None) or str(error)).strip().splitlines() or [type(error).__name__]
     return said[0]
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 @cache

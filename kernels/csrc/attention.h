@@ -133,12 +133,12 @@ struct Attention {
         std::all_of(fronts, fronts + b, [&](int64_t n) { return n == *fronts; })) {
       Attention first = of(0);
       float* turned = spare(FRONT, kv * d * first.front_wide());
-      pool.run(kv, [&](long head) { first.turn_ahead(head, turned + head * d * first.front_wide()); });
+      pool::run(kv, [&](long head) { first.turn_ahead(head, turned + head * d * first.front_wide()); });
       front_turned = turned;
     }
     long each = std::max(1l, std::min({QUERIES_AT_ONCE, t, BYTES / (4 * groups() * wide())}));
-    long tiles = (t + each - 1) / each, parts = std::min(tiles, std::max(1l, 4 * pool.threads() / (b * kv)));
-    pool.run(b * kv * parts, [&](long task) {  // head by head: a prefix that rows share stays in the L2 cache
+    long tiles = (t + each - 1) / each, parts = std::min(tiles, std::max(1l, 4 * pool::threads() / (b * kv)));
+    pool::run(b * kv * parts, [&](long task) {  // head by head: a prefix that rows share stays in the L2 cache
       long one = task / parts;
       if (fronts) of(one % b).some(one / b, task % parts, parts, each);
       else of(one / kv).some(one % kv, task % parts, parts, each);

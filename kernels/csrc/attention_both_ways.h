@@ -24,12 +24,12 @@ struct BothWays {
   void run() const {
     long longest = 0;
     for (long row = 0; row < b; row++) longest = std::max<long>(longest, from[row + 1] - from[row]);
-    long tiles = (longest + TILE_QUERIES - 1) / TILE_QUERIES, enough = 8 * pool.threads();
-    if (b >= enough) return pool.run(b, [&](long row) {
+    long tiles = (longest + TILE_QUERIES - 1) / TILE_QUERIES, enough = 8 * pool::threads();
+    if (b >= enough) return pool::run(b, [&](long row) {
       for (long head = 0; head < heads; head++) some(row, head, 0, 1);
     });
     long parts = std::min(tiles, (enough + b * heads - 1) / (b * heads));
-    pool.run(b * heads * parts, [&](long task) { some(task / parts / heads, task / parts % heads, task % parts, parts); });
+    pool::run(b * heads * parts, [&](long task) { some(task / parts / heads, task / parts % heads, task % parts, parts); });
   }
 
  private:

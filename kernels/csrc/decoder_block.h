@@ -75,7 +75,7 @@ struct Block {
 
   // Copies the tokens' results to `out`. Pads get zeros, in the caches too.
   void spread(const std::vector<int64_t>& from, const float* made) const {
-    pool.run(b, [&](long row) {
+    pool::run(b, [&](long row) {
       long n = from[row + 1] - from[row];
       std::copy_n(made + from[row] * d, n * d, out + row * t * d);
       std::fill_n(out + (row * t + n) * d, (t - n) * d, 0.0f);
@@ -95,7 +95,7 @@ struct Block {
     multiply(rows, d, normed, {{q, inner, queries + first * inner, inner, q_bias, nullptr, of(Q), packed[Q]},
                                {k, inner_kv, new_keys, inner_kv, k_bias, nullptr, of(K), packed[K]},
                                {v, inner_kv, new_values, inner_kv, v_bias, nullptr, of(V), packed[V]}}, few());
-    pool.run(rows, [&](long i) {
+    pool::run(rows, [&](long i) {
       long row = std::upper_bound(from.begin(), from.end(), first + i) - from.begin() - 1, at = first + i - from[row];
       long angle = ((angles && count == 1 ? 0 : row * t) + at) * half;
       const float *c = (angles ? angles->cosines.data() : cosines) + angle, *s = (angles ? angles->sines.data() : sines) + angle;

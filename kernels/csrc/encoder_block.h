@@ -49,9 +49,9 @@ struct EncoderBlock {
   template <typename F>
   static void each_chunk(long tokens, F f) {
     constexpr long AT_ONCE = 128;
-    long threads = pool.threads(), chunks = (tokens + threads * AT_ONCE - 1) / (threads * AT_ONCE) * threads;
+    long threads = pool::threads(), chunks = (tokens + threads * AT_ONCE - 1) / (threads * AT_ONCE) * threads;
     long each = ((tokens + chunks - 1) / chunks + PANEL_ROWS - 1) / PANEL_ROWS * PANEL_ROWS;
-    pool.run((tokens + each - 1) / each, [&](long i) { f(i * each, std::min(each, tokens - i * each)); });
+    pool::run((tokens + each - 1) / each, [&](long i) { f(i * each, std::min(each, tokens - i * each)); });
   }
 
   void project(const int64_t* places, long rows, float* to, const Angles* angles) const {

@@ -42,8 +42,8 @@ struct Score {
   void gather(long row, long rows, F f) const {
     long count = (n + Part::SIZE - 1) / Part::SIZE;
     std::vector<Part> parts(rows * count);
-    pool.run(count, [&](long part) { f(part, parts.data() + part * rows); });
-    pool.run(rows, [&](long i) {
+    pool::run(count, [&](long part) { f(part, parts.data() + part * rows); });
+    pool::run(rows, [&](long i) {
       Part found = whole_of(parts.data() + i, count, rows);
       best[row + i] = found.best, peak[row + i] = found.peak, total[row + i] = found.sum;
     });

@@ -38,8 +38,8 @@ struct Gated {
     auto* inner = (uint16_t*)spare(INNER, (std::min(m, MANY) + 2 * T - 1) / (2 * T) * ldx);
     Columns narrow(hidden, 2 * T, NARROW_PART), wide(down.n, 2 * T, WIDE_PART);
     each_packed(m, depth, of, [&](const uint16_t* x, long row, long rows) {
-      pool.run(narrow.number, [&](long i) { columns(x, rows, narrow.from(i), narrow.from(i + 1), inner, ldx); });
-      pool.run(wide.number, [&](long i) { tile_product(inner, row, rows, down, wide.from(i), wide.from(i + 1), hidden); });
+      pool::run(narrow.number, [&](long i) { columns(x, rows, narrow.from(i), narrow.from(i + 1), inner, ldx); });
+      pool::run(wide.number, [&](long i) { tile_product(inner, row, rows, down, wide.from(i), wide.from(i + 1), hidden); });
     });
   }
 

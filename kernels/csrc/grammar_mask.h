@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 
 #include "simd.h"
@@ -47,7 +46,7 @@ struct GrammarMask {
       }
     }
     for (int i = 0; i < W; i++)
-      if (nan[i]) return {0, NAN};
+      if (nan[i]) return {0, NOT_A_NUMBER};
     Best found{0, -INFINITE};
     for (int i = 0; i < CHAINS; i++) {
       float peak = largest(most[i]);
@@ -57,7 +56,7 @@ struct GrammarMask {
     }
     for (; from < n; from++) {
       if (!allows(from)) continue;
-      if (std::isnan(x[from])) return {0, NAN};
+      if (__builtin_isnan(x[from])) return {0, NOT_A_NUMBER};
       if (x[from] > found.value) found = {from, x[from]};
     }
     return found;
@@ -71,7 +70,7 @@ struct GrammarMask {
     };
     for (long i = 0; i < count; i++) {
       if (!allows(parts[i].best)) continue;
-      if (std::isnan(parts[i].peak)) return {-1, NAN};
+      if (__builtin_isnan(parts[i].peak)) return {-1, NOT_A_NUMBER};
       take(parts[i].best, parts[i].peak);
     }
     for (long i = 0, from = 0; i < count; i++, from += Part::SIZE) {
@@ -80,7 +79,7 @@ struct GrammarMask {
         for (uint32_t bits = words[at / WORD]; bits; bits &= bits - 1) {
           long id = at + __builtin_ctz(bits);
           if (id >= n) break;
-          if (std::isnan(x[id])) return {-1, NAN};
+          if (__builtin_isnan(x[id])) return {-1, NOT_A_NUMBER};
           take(id, x[id]);
         }
     }

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <algorithm>
-#include <functional>
 #include <initializer_list>
 #include <vector>
 
@@ -15,7 +14,7 @@
 
 namespace {
 
-using RowOf = std::function<const float*(long row, float* room)>;  // returns a row's address; may compute the row into `room`
+using RowOf = FunctionRef<const float*(long row, float* room)>;  // returns a row's address; may compute the row into `room`
 
 constexpr long PANELS_A_PART = 4;
 constexpr long FEW_ROWS = 4;  // with at most so many rows the weight is not transposed; its numbers are then added in another order
@@ -26,8 +25,8 @@ struct Columns {
   long blocks, number, n, width;
 
   Columns(long n, long width, long most) : blocks((n + width - 1) / width), n(n), width(width) {
-    long at_once = pool.threads() * most;
-    number = std::min(blocks, (blocks + at_once - 1) / at_once * pool.threads());
+    long at_once = pool::threads() * most;
+    number = std::min(blocks, (blocks + at_once - 1) / at_once * pool::threads());
   }
   long from(long part) const { return std::min(n, (part * (blocks / number) + std::min(part, blocks % number)) * width); }
 };
@@ -39,7 +38,7 @@ void each_gathered(long m, long depth, const RowOf& of, F f) {
   float* x = spare(INPUT, std::min(m, MANY_ROWS) * depth);
   for (long row = 0; row < m; row += MANY_ROWS) {
     long rows = std::min(MANY_ROWS, m - row);
-    pool.run(rows, [&](long i) {
+    pool::run(rows, [&](long i) {
       float* to = x + i * depth;
       const float* from = of(row + i, to);
       if (from != to) std::copy(from, from + depth, to);
@@ -54,7 +53,7 @@ void multiply_in_vectors(long m, long depth, const RowOf& of, std::initializer_l
       target.c += first * target.ldc;
       if (target.plus) target.plus += first * target.ldc;
       Columns columns(target.n, PANEL, PANELS_A_PART);
-      pool.run(columns.number, [&](long part) {
+      pool::run(columns.number, [&](long part) {
         long from = columns.from(part), end = columns.from(part + 1);
         columns_in_vectors(rows, x, depth, target, from, end, few);
         for (long row = 0; target.plus && row < rows; row++)
@@ -72,7 +71,7 @@ void each_packed(long m, long depth, const RowOf& of, F f) {
   auto* packed = (uint16_t*)spare(INPUT, (std::min(m, MANY) + 2 * T - 1) / (2 * T) * ldx);
   for (long row = 0; row < m; row += MANY) {
     long rows = std::min(MANY, m - row);
-    pool.run((rows + T - 1) / T, [&](long tile) {
+    pool::run((rows + T - 1) / T, [&](long tile) {
       const float* from[T] = {};
       float* room = spare(MADE, T * depth);
       for (long i = 0; i < std::min(T, rows - tile * T); i++) from[i] = of(row + tile * T + i, room + i * depth);
@@ -94,7 +93,7 @@ void multiply_in_tiles(long m, long depth, const RowOf& of, std::initializer_lis
     for (long i = 0; i < columns.number; i++) parts.push_back({&target, columns.from(i), columns.from(i + 1)});
   }
   each_packed(m, depth, of, [&](const uint16_t* x, long row, long rows) {
-    pool.run(parts.size(), [&](long i) { tile_product(x, row, rows, *parts[i].target, parts[i].from, parts[i].to, depth); });
+    pool::run(parts.size(), [&](long i) { tile_product(x, row, rows, *parts[i].target, parts[i].from, parts[i].to, depth); });
   });
 }
 #endif

@@ -23,7 +23,7 @@ void packed_panel(long rows, long columns, const float* a, long lda, const float
 
 void Packed::pack(const float* w, const float* bias, long n, long depth, float* to) {
   long wide = whole_vectors(n), panels = (n + PANEL - 1) / PANEL;
-  pool.run(panels, [&](long panel) {
+  pool::run(panels, [&](long panel) {
     long at = panel * PANEL, outputs = std::min<long>(PANEL, n - at);
     for (long k = 0; k < depth; k += DEPTH) {
       long deep = std::min(DEPTH, depth - k);

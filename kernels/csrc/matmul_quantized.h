@@ -16,14 +16,35 @@ namespace {
 
 constexpr long LEAST_GROUP = 32;  // a group's length is a multiple
 
-// What `Quantized::panel` computes, for a number of bits that the compiler knows.
+// Makes 32 inputs of some vectors of outputs float32, to [32, vectors * W]. Compiled once for each number of bits.
+using Unpack = void (*)(long vectors, const float* turned, const float* scale, const float* shift, float* to);
+
+template <int BITS>
+void unpack(long vectors, const float* turned, const float* scale, const float* shift, float* to) {
+  constexpr uint32_t ONES = (1u << BITS) - 1;
+  for (long n = 0; n < vectors; n++) {
+    V s = load(scale + n * W), b = load(shift + n * W);
+    U word[BITS];
+#pragma GCC unroll 8
+    for (int i = 0; i < BITS; i++) word[i] = (U)load(turned + (i * vectors + n) * W);
+#pragma GCC unroll 32
+    for (int i = 0; i < 32; i++) {
+      int at = i * BITS / 32, low = i * BITS % 32;
+      U q = word[at] >> low;
+      if (low + BITS > 32) q |= word[std::min(at + 1, BITS - 1)] << (32 - low);
+      store(to + (i * vectors + n) * W, s * __builtin_convertvector((I)(q & ONES), V) + b);
+    }
+  }
+}
+
+// What `Quantized::panel` computes, with the `unpack` of its bits.
 struct QuantizedPanel : Quantized {
   static constexpr long NEAR = 128;  // depth of a panel as float32; it stays in the first cache
 
-  template <int BITS, int N>
-  void panel_of(long rows, long columns, const float* x, float* c, long ldc, const float* bias) const {
+  template <int N>
+  void panel_of(long rows, long columns, const float* x, float* c, long ldc, const float* bias, Unpack unpack) const {
     if constexpr (N > 2)  // one vector is computed as two: fewer instances to compile
-      if (columns <= (N - 1) * W) return panel_of<BITS, N - 1>(rows, columns, x, c, ldc, bias);
+      if (columns <= (N - 1) * W) return panel_of<N - 1>(rows, columns, x, c, ldc, bias, unpack);
     constexpr long WIDE = N * W;
     bool whole = columns == WIDE;
     float *to = whole ? c : spare(PRODUCT, rows * WIDE), *near = spare(PANELS, NEAR * WIDE);
@@ -37,9 +58,9 @@ struct QuantizedPanel : Quantized {
       turn(columns, deep / group, scales + k / group, row_groups, scale, WIDE);
       turn(columns, deep / group, biases + k / group, row_groups, shift, WIDE);
       for (long i = 0; i < deep; i += NEAR) {
-        long some = std::min(NEAR, deep - i), next = columns * row_words + (k + i) / 32 * BITS * columns;  // its share of the next panel
+        long some = std::min(NEAR, deep - i), next = columns * row_words + (k + i) / 32 * bits * columns;  // its share of the next panel
         for (long j = 0; j < some; j += 32)
-          unpack<BITS, N>(turned + words_of(i + j) * WIDE, scale + (i + j) / group * WIDE, shift + (i + j) / group * WIDE, near + j * WIDE);
+          unpack(N, turned + words_of(i + j) * WIDE, scale + (i + j) / group * WIDE, shift + (i + j) / group * WIDE, near + j * WIDE);
         outer_of_rows<PANEL_ROWS, N>(rows, x + k + i, depth, near, WIDE, some, to, ldt, k + i > 0, all_words + next, words_of(some) * columns);
       }
     }
@@ -47,36 +68,11 @@ struct QuantizedPanel : Quantized {
       for (long m = 0; m < rows; m++)
         for (long n = 0; n < columns; n++) c[m * ldc + n] = to[m * ldt + n] + (bias ? bias[n] : 0.0f);
   }
-
-  // 32 inputs of N vectors of outputs as float32, to [32, N * W].
-  template <int BITS, int N>
-  static void unpack(const float* turned, const float* scale, const float* shift, float* to) {
-    constexpr uint32_t ONES = (1u << BITS) - 1;
-    for (int n = 0; n < N; n++) {
-      V s = load(scale + n * W), b = load(shift + n * W);
-      U word[BITS];
-#pragma GCC unroll 8
-      for (int i = 0; i < BITS; i++) word[i] = (U)load(turned + (i * N + n) * W);
-#pragma GCC unroll 32
-      for (int i = 0; i < 32; i++) {
-        int at = i * BITS / 32, low = i * BITS % 32;
-        U q = word[at] >> low;
-        if (low + BITS > 32) q |= word[std::min(at + 1, BITS - 1)] << (32 - low);
-        store(to + (i * N + n) * W, s * __builtin_convertvector((I)(q & ONES), V) + b);
-      }
-    }
-  }
 };
 
 }  // namespace
 
 void Quantized::panel(long rows, long columns, const float* x, float* c, long ldc, const float* bias) const {
-  constexpr int N = PANEL / W;
-  QuantizedPanel of{*this};
-  if (bits == 4) return of.panel_of<4, N>(rows, columns, x, c, ldc, bias);
-  if (bits == 8) return of.panel_of<8, N>(rows, columns, x, c, ldc, bias);
-  if (bits == 6) return of.panel_of<6, N>(rows, columns, x, c, ldc, bias);
-  if (bits == 5) return of.panel_of<5, N>(rows, columns, x, c, ldc, bias);
-  if (bits == 3) return of.panel_of<3, N>(rows, columns, x, c, ldc, bias);
-  return of.panel_of<2, N>(rows, columns, x, c, ldc, bias);
+  constexpr Unpack UNPACK[] = {unpack<2>, unpack<3>, unpack<4>, unpack<5>, unpack<6>, nullptr, unpack<8>};
+  QuantizedPanel{*this}.panel_of<PANEL / W>(rows, columns, x, c, ldc, bias, UNPACK[bits - 2]);
 }

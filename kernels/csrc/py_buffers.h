@@ -5,8 +5,7 @@
 
 #include <sys/types.h>
 
-#include <initializer_list>
-#include <vector>
+#include <cstddef>
 
 extern "C" {
 struct PyObject;
@@ -46,13 +45,10 @@ class Arrays {
  public:
   bool held = true;
 
-  Arrays(std::initializer_list<PyObject*> objects) : of(objects.size()) {
-    size_t i = 0;
-    for (PyObject* object : objects) {
-      if (held && object && PyObject_GetBuffer(object, &of[i], STRIDED)) held = false, of[i] = {};
-      i++;
-    }
-    thread = PyEval_SaveThread();
+  template <size_t N>
+  Arrays(PyObject* const (&objects)[N]) {
+    static_assert(N <= MOST);
+    hold(objects, N);
   }
   Arrays(const Arrays&) = delete;
   ~Arrays() {
@@ -68,8 +64,15 @@ class Arrays {
   long elements(int i) const { return of[i].len / of[i].itemsize; }
 
  private:
-  std::vector<Py_buffer> of;
+  static constexpr int MOST = 16;
+  Py_buffer of[MOST] = {};
   void* thread;
+
+  void hold(PyObject* const* objects, size_t count) {
+    for (size_t i = 0; i < count; i++)
+      if (held && objects[i] && PyObject_GetBuffer(objects[i], &of[i], STRIDED)) held = false, of[i] = {};
+    thread = PyEval_SaveThread();
+  }
 };
 
 }  // namespace

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 
 #include "simd.h"
@@ -57,7 +56,7 @@ struct StateSpace {
   long b, t, h, d, g, n;
 
   void run() const {
-    pool.run(b * h, [&](long task) { scan(task / h, task % h); });
+    pool::run(b * h, [&](long task) { scan(task / h, task % h); });
   }
 
  private:
@@ -72,7 +71,7 @@ struct StateSpace {
       float* made = y + at * d;
       if (i < end && (!seen || seen[token])) {
         widen(in + (token * g + group) * n, 1, n, from), widen(out + (token * g + group) * n, 1, n, to);
-        V kept = all(std::exp(step[at] * decay_rates[head]));
+        V kept = all(__builtin_expf(step[at] * decay_rates[head]));
         for (long p = 0; p < d; p++)
           made[p] = next(state.held + p * wide, state.made + p * wide, kept, step[at] * given[p], from, to, wide);
         state.advance();
@@ -106,7 +105,7 @@ struct GatedDelta {
   bool each;
 
   void run() const {
-    pool.run(b * h, [&](long task) { scan(task / h, task % h); });
+    pool::run(b * h, [&](long task) { scan(task / h, task % h); });
   }
 
  private:
@@ -161,7 +160,7 @@ struct ShortConvolution {
     for (long i = 0; i < c; i++)
       for (long tap = 0; tap < taps; tap++) turned[tap * c + i] = weight[i * taps + tap];
     long parts = (t + TOKENS_AT_ONCE - 1) / TOKENS_AT_ONCE;
-    pool.run(b * parts, [&](long task) {
+    pool::run(b * parts, [&](long task) {
       long row = task / parts, from = task % parts * TOKENS_AT_ONCE;
       for (long i = from; i < std::min(t, from + TOKENS_AT_ONCE); i++)
         token(x + (row * (t + taps - 1) + i) * c, turned, y + (row * t + i) * c);

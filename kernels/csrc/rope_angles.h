@@ -3,13 +3,12 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <vector>
 
 #include "thread_pool.h"
 
-namespace {
+namespace [[gnu::visibility("hidden")]] kernels {
 
 // Cosines and sines [rows, t, half] of the positions from each row's start on.
 struct Angles {
@@ -27,15 +26,19 @@ struct Angles {
     t = -1;  // matches no request until all is computed, as memory may run out
     frequencies.assign(f, f + half), starts.assign(from, from + rows), scale = by;
     cosines.resize(rows * length * half), sines.resize(rows * length * half);
-    pool.run(rows * length, [&](long i) {
+    pool::run(rows * length, [&](long i) {
       float position = (float)(from[i / length] + i % length) * scale;
       for (long j = 0; j < half; j++) {
         float angle = position * f[j];
-        cosines[i * half + j] = std::cos(angle), sines[i * half + j] = std::sin(angle);
+        cosines[i * half + j] = __builtin_cosf(angle), sines[i * half + j] = __builtin_sinf(angle);
       }
     });
     t = length;
   }
 };
 
-}  // namespace
+// A step's angles, shared by all its layers. Hold the lock while you use them.
+extern pthread_mutex_t angles_lock;
+const Angles& angles_of(const float* frequencies, long half, const int64_t* starts, long rows, long t, float scale);
+
+}  // namespace kernels

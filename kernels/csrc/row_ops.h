@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 
 #include "simd.h"
 
@@ -16,7 +15,7 @@ inline void norm_row(const float* x, const float* weight, long d, float eps, flo
   for (; j + W <= d; j += W) squares += load(x + j) * load(x + j);
   float total = sum(squares);
   for (; j < d; j++) total += x[j] * x[j];
-  float share = 1.0f / std::sqrt(total / d + eps);
+  float share = 1.0f / __builtin_sqrtf(total / d + eps);
   for (j = 0; j + W <= d; j += W) store(to + j, load(x + j) * share * (load(weight + j) + more));
   for (; j < d; j++) to[j] = x[j] * share * (weight[j] + more);
 }
@@ -39,17 +38,22 @@ inline void layer_norm_row(const float* x, const float* weight, const float* bia
   float lack = sum(apart), square = sum(squares);
   for (; j < d; j++) lack += x[j] - mean, square += (x[j] - mean) * (x[j] - mean);
   lack /= d;
-  float share = 1.0f / std::sqrt(std::max(square / d - lack * lack, 0.0f) + eps);
+  float share = 1.0f / __builtin_sqrtf(std::max(square / d - lack * lack, 0.0f) + eps);
   for (j = 0; j + W <= d; j += W) {
-    V y = (load(x + j) - mean - lack) * share;
-    if (weight) y *= load(weight + j);
-    if (bias) y += load(bias + j);
+    V y = load(x + j) - mean - lack;
+    if (weight && bias) y = y * share * load(weight + j) + load(bias + j);
+    else if (weight) y = y * share * load(weight + j);
+    else if (bias) y = y * share + load(bias + j);
+    else y = y * share;
     store(to + j, y);
   }
   for (; j < d; j++) {
-    float y = (x[j] - mean - lack) * share;
-    if (weight) y *= weight[j];
-    to[j] = bias ? y + bias[j] : y;
+    float y = x[j] - mean - lack;
+    if (weight && bias) y = y * share * weight[j] + bias[j];
+    else if (weight) y = y * share * weight[j];
+    else if (bias) y = y * share + bias[j];
+    else y = y * share;
+    to[j] = y;
   }
 }
 

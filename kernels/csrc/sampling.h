@@ -4,7 +4,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 
 #include "grammar_mask.h"
@@ -64,7 +63,7 @@ class Draw {
     long id = block * BLOCK;
     for (long j = id, end = id + BLOCK; j < end && found <= threshold; j++)
       if (e[j] > 0) id = j, found += e[j];  // the last possible id, where no sum exceeds it because of rounding
-    logprob = total == e[id] ? 0.0f : (float)(z[id] - std::log(total));  // no rounding where it is the only one
+    logprob = total == e[id] ? 0.0f : (float)(z[id] - __builtin_log(total));  // no rounding where it is the only one
     return id;
   }
 
@@ -173,7 +172,7 @@ class Draw {
     for (long j = 0; j < n; j++)
       if (e[j] > 0) total += e[j], weighted += e[j] * z[j];
     float mean = (float)(weighted / total);
-    for (long j = 0; j < n; j++) nearness[j] = -std::abs(z[j] - mean);
+    for (long j = 0; j < n; j++) nearness[j] = -__builtin_fabsf(z[j] - mean);
     Sorted sorted(nearness, e, n);
     keep(first_with(filter.typical_p * total, sorted), sorted, nearness);
   }

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 
 #include "simd.h"
@@ -33,20 +32,20 @@ inline Part part_of(const float* x, int32_t at) {
   if (total == total) return {peak, total, at + smallest(most == peak ? place + lane_number : Part::SIZE - I{})};
   int32_t best = 0;
   while (best < Part::SIZE && x[best] == x[best]) best++;
-  if (best < Part::SIZE) return {NAN, NAN, at + best};
+  if (best < Part::SIZE) return {NOT_A_NUMBER, NOT_A_NUMBER, at + best};
   const float* first = std::max_element(x, x + Part::SIZE);  // an infinity
-  return {*first, *first > 0 ? NAN : 0, at + int32_t(first - x)};
+  return {*first, *first > 0 ? NOT_A_NUMBER : 0, at + int32_t(first - x)};
 }
 
 // Returns the figures of a whole row from its parts, which stand `stride` apart. The sum is NaN if no number is finite.
 inline Part whole_of(const Part* parts, long count, long stride) {
-  Part found{-INFINITE, NAN, parts[0].best};
+  Part found{-INFINITE, NOT_A_NUMBER, parts[0].best};
   for (long i = 0; i < count; i++) {
     const Part& part = parts[i * stride];
     if (part.peak != part.peak) return part;
     if (part.peak > found.peak) found = part;
   }
-  if (found.peak == -INFINITE) return {found.peak, NAN, found.best};
+  if (found.peak == -INFINITE) return {found.peak, NOT_A_NUMBER, found.best};
   double total = 0;
   for (long i = 0; i < count; i += W) {
     float below[W], sums[W];

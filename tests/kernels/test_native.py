@@ -16,12 +16,22 @@ pytestmark = pytest.mark.skipif(native.library() is None, reason="it serves the 
 @pytest.fixture(autouse=True)
 def anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Each test looks for the library as a new process does, and compiles it in a third of the time."""
-    monkeypatch.setattr(native, "COMMAND", tuple(option.replace("-O3", "-O0") for option in native.COMMAND))
-    monkeypatch.setattr(native, "PRODUCTS_OPTIONS", ())
+    monkeypatch.setattr(native, "UNITS", dict.fromkeys(native.UNITS, ("-O0",)))
     native.library.cache_clear()
     monkeypatch.setattr(native, "_ahead", [])
     yield
     native.library.cache_clear()
+
+
+def break_a_unit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unit = folder / "broken.cpp"
+    unit.write_text("this is not C++")
+    monkeypatch.setattr(native, "UNITS", {unit: ()})
+
+
+def test_every_source_file_is_a_unit():
+    """Else a function would be missing when the library is opened."""
+    assert {unit.name for unit in native.UNITS} == {path.name for path in native.SOURCES.glob("*.cpp")} - {"blas_adapter.cpp"}
 
 
 def test_is_compiled_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
@@ -36,8 +46,7 @@ def test_is_compiled_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_what_is_compiled_ahead_is_not_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(native, "SOURCE", tmp_path / "library.cpp")
-    native.SOURCE.write_text("this is not C++")
+    break_a_unit(tmp_path, monkeypatch)
     with caplog.at_level(logging.INFO, "mlx_bulk"):
         native.compile_ahead()
         native.compile_ahead()
@@ -51,9 +60,10 @@ def test_what_is_compiled_ahead_is_not_compiled_again(tmp_path: Path, monkeypatc
 @pytest.mark.slow
 def test_a_changed_source_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(native, "SOURCE", tmp_path / "library.cpp")
+    copied = tmp_path / "library.cpp"
+    monkeypatch.setattr(native, "UNITS", {copied if unit.name == copied.name else unit: own for unit, own in native.UNITS.items()})
     for text in ("// one", "// two"):
-        native.SOURCE.write_text((Path(native.__file__).parent / "csrc" / "library.cpp").read_text() + text)
+        copied.write_text((native.SOURCES / copied.name).read_text() + text)
         native.library.cache_clear()
         assert native.library() is not None
     assert len(list((tmp_path / "mlx-bulk" / "kernels").iterdir())) == 2
@@ -71,8 +81,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, monkeypa
     assert said.endswith(f"compiled anew at each start, some seconds: {tmp_path / 'mlx-bulk/kernels'} cannot be written (Not a directory)")
     assert mx.allclose(elementwise.silu_on_cpu(mx.ones(3)), mx.sigmoid(mx.ones(3)))  # it is open all the same
     native.library.cache_clear()
-    monkeypatch.setattr(native, "SOURCE", tmp_path / "library.cpp")
-    native.SOURCE.write_text("this is not C++")
+    break_a_unit(tmp_path, monkeypatch)
     assert native.library() is None
     assert list(temporary.iterdir()) == []
 
@@ -91,8 +100,7 @@ def test_an_empty_library_file_is_compiled_again(tmp_path: Path, monkeypatch: py
 
 def test_a_compiler_error_gives_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(native, "SOURCE", tmp_path / "library.cpp")
-    native.SOURCE.write_text("this is not C++")
+    break_a_unit(tmp_path, monkeypatch)
     assert [native.library(), native.library()] == [None, None]
     assert not native.suits(mx.zeros(1))
     (record,) = caplog.records
