@@ -43,11 +43,12 @@ def engine_imports(reads_hub: bool = True, kernels: bool = False) -> Generator[N
 
 
 def _prepare(kernels: bool) -> None:
-    prepare_engine()
     if kernels:
+        prepare_mlx()
         from ...kernels.native import compile_ahead
 
-        compile_ahead()
+        compile_ahead()  # before anything else: importing transformers alone takes a second, on one core
+    prepare_engine()
 
 
 def prepare_engine() -> None:

@@ -113,3 +113,21 @@ def test_pandas_is_left_out_and_there_for_who_imports_it():
     done = subprocess.run([sys.executable, "-c", LEFT_OUT], capture_output=True, text=True, check=False)
     rows = [{"number": 1.0, "text": "a"}, {"number": None, "text": None}]
     assert done.stdout.splitlines() == ["False False True True", f"{rows} True"], done.stderr
+
+
+COMPILED = """
+import sys
+from mlx_bulk.kernels import backend
+backend.load_mlx()
+from mlx_bulk.kernels import native
+from mlx_bulk.jobs.terminal.engine_imports import engine_imports, own_process
+native.compile_ahead = lambda: print("compiles;", *(name for name in ("mlx.core", "transformers") if name in sys.modules))
+own_process()
+with engine_imports(reads_hub=False, kernels=True):
+    print("transformers" in sys.modules)
+"""
+
+
+def test_kernels_are_compiled_while_libraries_are_imported():
+    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == ["compiles; mlx.core", "True"], done.stderr
