@@ -9,8 +9,8 @@ import json
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 from jinja2 import StrictUndefined, TemplateSyntaxError, Undefined, UndefinedError, meta, nodes
 from jinja2.exceptions import SecurityError
@@ -70,20 +70,12 @@ def compile_prompt(prompt: PromptConfig, columns: Collection[str], pictures: boo
 
 def compile_template(template: str, option: str, columns: Collection[str]) -> Callable[[Columns], str]:
     """Returns a function that renders ``template`` over a row's columns. ``option``: its config key. Raises as ``compile_prompt``."""
-    return _compiled("text", template, option, columns, lambda environment: partial(render, environment.from_string(template)))
+    return _compiled("text", template, option, columns)
 
 
 def compile_value(template: str, option: str, columns: Collection[str]) -> Callable[[Columns], Any]:
     """Returns the same as ``compile_template``, but a single expression such as ``{{ answer }}`` keeps the type of its value."""
-
-    def evaluation(environment: "_Environment") -> Callable[[Columns], Any]:
-        source = template.strip()
-        if not (source.startswith("{{") and source.endswith("}}") and _is_expression(environment.parse(source))):
-            return partial(render, environment.from_string(template))
-        expression = environment.compile_expression(source[2:-2].strip("-+"), undefined_to_none=False)
-        return lambda row: _printable(expression(row))
-
-    return _compiled("value", template, option, columns, evaluation)
+    return _compiled("value", template, option, columns)
 
 
 def is_constant(template: str) -> bool:
@@ -91,28 +83,49 @@ def is_constant(template: str) -> bool:
     return "{{" not in template and "{%" not in template
 
 
-def _compiled(
-    kind: str, template: str, option: str, columns: Collection[str], compile_: "Callable[[_Environment], Callable[[Columns], Any]]"
-) -> Callable[[Columns], Any]:
-    """Returns the function that ``compile_`` makes of ``template``. Checks its columns, and turns its errors into RowError.
+class _Parsed(NamedTuple):
+    """A template, whatever the columns. evaluate: None where its costs are not known. names: those that it does not set itself."""
+
+    evaluate: Callable[[Columns], Any] | None
+    names: frozenset[str]
+    in_row: frozenset[str]
+
+
+@lru_cache(1024)
+def _parsed(kind: str, template: str) -> _Parsed:
+    """Compiles a template, once for all that ask for it: a run's checks, its workers' rows, the next run of a sweep."""
+    environment, evaluate = _Environment(), None
+    start_budget()  # Jinja computes constants as it compiles
+    with suppress(Unsure):
+        evaluate = _evaluation(kind, template, environment)
+    tree = environment.parse(template)
+    names = frozenset(meta.find_undeclared_variables(tree) - environment.globals.keys())
+    return _Parsed(evaluate, names, columns_in_row(tree) if ROW in names else frozenset())
+
+
+def _evaluation(kind: str, template: str, environment: "_Environment") -> Callable[[Columns], Any]:
+    source = template.strip()
+    if kind == "text" or not (source.startswith("{{") and source.endswith("}}") and _is_expression(environment.parse(source))):
+        return partial(render, environment.from_string(template))
+    expression = environment.compile_expression(source[2:-2].strip("-+"), undefined_to_none=False)
+    return lambda row: _printable(expression(row))
+
+
+def _compiled(kind: str, template: str, option: str, columns: Collection[str]) -> Callable[[Columns], Any]:
+    """Returns the function from columns to a template's text or value. Checks its columns, and turns its errors into RowError.
 
     A row on which the template may cost much is left to a process with limits, which makes the same function.
     """
-    environment, evaluate = _Environment(), None
     try:
-        with suppress(Unsure):
-            evaluate = compile_(environment)
-        tree = environment.parse(template)
+        evaluate, names, in_row = _parsed(kind, template)
     except TemplateSyntaxError as error:
         at, why = f"{option}, line {error.lineno}", (error.message or "").rstrip(".")
         raise ConfigError(f"{at}: the template cannot be parsed: {why}. {spelling_of_column(template)}") from None
     except (RecursionError, SyntaxError) as error:  # Jinja may parse a template that is too deep for it to compile, or for Python
         reason = "nested too deeply" if isinstance(error, RecursionError) else error.msg
         raise ConfigError(f"{option}: the template cannot be compiled: {reason}; write it simpler") from None
-    names = meta.find_undeclared_variables(tree) - environment.globals.keys()
     takes_row = ROW in names and ROW not in columns
-    in_row = columns_in_row(tree) if takes_row else frozenset[str]()
-    names = (names - {ROW} if takes_row else names) | in_row
+    names = (names - {ROW}) | in_row if takes_row else names
     for name in sorted(names) if columns else []:
         if name not in columns:
             raise missing_column(columns, name, option, spelling_of_known(template, columns))
@@ -224,7 +237,7 @@ def _cure(name: str, kind: str) -> str:
     return f"write {ways.get(kind, f'{{{{ {name} | join }}}} or {{{{ {name} | tojson }}}}')}"
 
 
-def _reason(error: Exception, names: set[str], row: Columns, option: str) -> str:
+def _reason(error: Exception, names: frozenset[str], row: Columns, option: str) -> str:
     """Says why a template failed on this row, and names the columns that are the likely cause."""
     if isinstance(error, UndefinedError):
         missing = [name for name in sorted(names) if row.get(name) is None]

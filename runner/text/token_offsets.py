@@ -7,7 +7,8 @@ There are two kinds of tokenizers. Tokens of byte-level BPE are pieces of UTF-8.
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby
+from contextlib import suppress
+from itertools import accumulate, groupby
 from typing import Any
 
 import numpy as np
@@ -79,16 +80,32 @@ def byte_level_bytes(token: str | None, of: dict[str, int]) -> bytes:
         return (token or "").encode()
 
 
+def byte_level_pieces(tokens: Sequence[str | None]) -> list[bytes]:
+    """Returns the bytes of each token of a vocabulary. Each character stands for a byte, so that all are read in one go."""
+    of = {char: byte for byte, char in byte_characters().items()}
+    table = {byte: None for byte in range(256) if chr(byte) not in of} | {ord(char): byte for char, byte in of.items()}
+    texts = [token or "" for token in tokens]
+    ends = [*accumulate(map(len, texts))]
+    with suppress(UnicodeEncodeError):
+        raw = "".join(texts).translate(table).encode("latin-1")
+        if len(raw) == (ends[-1] if ends else 0):
+            return [raw[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+    return [byte_level_bytes(token, of) for token in tokens]  # some are plain text
+
+
 def vocabulary_bytes(hf: Any) -> list[bytes] | None:
     """Returns the bytes of each token of a Hugging Face tokenizer that is byte-level; None for other kinds."""
     if not hf.is_fast:
         return None
-    decoder = json.loads(hf.backend_tokenizer.to_str()).get("decoder") or {}
+    kind = hf.backend_tokenizer.decoder
+    decoder = {} if kind is None else json.loads(kind.__getstate__())
     parts = decoder.get("decoders", [decoder])
     if [p.get("type") for p in parts] != ["ByteLevel"]:
         return None
-    of = {char: byte for byte, char in byte_characters().items()}
     added = {i: t.content.encode() for i, t in hf.added_tokens_decoder.items()}
     size = max([len(hf), *(i + 1 for i in added)])
-    tokens = hf.convert_ids_to_tokens(list(range(size)))
-    return [added.get(i) or byte_level_bytes(token, of) for i, token in enumerate(tokens)]
+    name_of = hf.backend_tokenizer.id_to_token
+    pieces = byte_level_pieces([None if i in added else name_of(i) for i in range(size)])
+    for i, content in added.items():
+        pieces[i] = content
+    return pieces

@@ -10,6 +10,7 @@ Knows no datasets and no models.
 from collections.abc import Callable, Mapping
 from copy import copy
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -270,12 +271,15 @@ def load_tokenizer(folder: Path, chat_template: str | None, template_args: dict[
 
     Raises ModelError if there is no tokenizer, ConfigError if the template can't be read or parsed, and both as ``try_template``.
     """
-    from mlx_lm.utils import load_tokenizer
+    from transformers import AutoTokenizer
+
+    import_module("mlx_lm.tokenizer_utils")  # makes a class of its own known to transformers
 
     if not any(path for name in FILES for path in folder.glob(name)):
         raise ModelError(f"model.path: {folder} holds no tokenizer; put the model's tokenizer files beside its weights")
     try:
-        hf = load_tokenizer(folder, {"trust_remote_code": trust_remote_code})._tokenizer  # pyright: ignore[reportPrivateUsage]
+        # mlx-lm's loader would read tokenizer.json once more, and look through the vocabulary for what its own loop uses.
+        hf = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:  # tokenizers fail in many ways; each means that this folder is no use
         reason = visible(first_line(error, None))
         if "trust_remote_code" in str(error):

@@ -11,6 +11,7 @@ from mlx_bulk.configs.errors import ConfigError
 from mlx_bulk.configs.schema import PromptConfig
 from mlx_bulk.runner.core.errors import DataError, RowError
 from mlx_bulk.runner.data.column_paths import columns_on, lookup
+from mlx_bulk.runner.templates import prompt_templates
 from mlx_bulk.runner.templates.chat_messages import read_messages
 from mlx_bulk.runner.templates.prompt_templates import Chat, Text, compile_prompt, compile_template, compile_value
 
@@ -271,3 +272,14 @@ def test_whatever_stands_in_a_template_it_is_one_or_refused(template: str) -> No
 def test_a_template_that_is_too_deep_is_refused(template: str) -> None:
     with pytest.raises(ConfigError, match=r"prompt\.text: the template cannot be compiled: .*; write it simpler"):
         compile_template(template, "prompt.text", [])
+
+
+def test_a_template_is_compiled_once(monkeypatch: pytest.MonkeyPatch):
+    made: list[str] = []
+    compile_template("{{ a }} once", "prompt.text", ["a"])
+    monkeypatch.setattr(prompt_templates, "_Environment", lambda: made.append("an environment"))
+    for option, columns in (("prompt.text", ["a"]), ("prompt.user", ["b", "a"])):
+        assert compile_template("{{ a }} once", option, columns)({"a": 1}) == "1 once"
+    with pytest.raises(DataError, match=r"prompt\.user"):  # of each caller's own columns
+        compile_template("{{ a }} once", "prompt.user", ["b"])
+    assert not made

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_bulk.configs.errors import ConfigError
 from mlx_bulk.runner.core.errors import ModelError, RowError
-from mlx_bulk.runner.text.token_offsets import piece_starts
+from mlx_bulk.runner.text.token_offsets import byte_level_pieces, piece_starts
 from mlx_bulk.runner.text.tokenizer import Tokenizer, load_tokenizer
 
 from ...checkpoints import BOS, DEMO, EOS, VOCABULARY, copy_tokenizer
@@ -43,6 +43,13 @@ def char_starts(raw: bytes) -> list[int]:
         starts += [at] * bad
         at += bool(bad)
     return starts
+
+
+@given(st.lists(st.none() | st.text(st.sampled_from(GPT2_BYTES)), max_size=8), st.sampled_from(["", "two words", "a\x80", "東京"]))
+def test_a_vocabulary_s_tokens_have_their_own_bytes(tokens: list[str | None], plain: str):
+    own = [bytes(map(GPT2_BYTES.index, token or "")) for token in tokens]
+    assert byte_level_pieces(tokens) == own
+    assert byte_level_pieces([*tokens, plain]) == [*own, plain.encode()]
 
 
 def pieces_of(ids: list[int]) -> list[bytes]:
