@@ -22,7 +22,7 @@ from .pictures import read_picture
 from .processors import ImageProcessor, Size
 from .sources import PictureSource, PictureSources, picture_error
 
-_REMEMBERED = 1 << 12  # pictures that need not be decoded again to know that they can be
+_REMEMBERED = 1 << 11  # pictures that need not be decoded again to know that they can be
 _PROBE = "qzx"
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 Size = tuple[int, int]  # width and height
 
-_SIZES = 4096  # of pictures whose layouts are remembered
+_SIZES = 2048  # of pictures whose layouts are remembered
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 _COUNTED = "batch_num_images"  # what a processor says to which a prompt's only picture is another than one of several
 _NO_INPUTS = {"rows", "cols", "num_crops", "num_patches", _COUNTED}  # what processors say of a picture that no tower takes
