@@ -78,8 +78,11 @@ _ahead: list[Future[tuple[Path, ExitStack]]] = []
 
 
 def compile_ahead() -> None:
-    """Begins to compile in a thread, where that was not done before, so that the caller can import and read in the meantime."""
-    if _serves() and not _ahead:
+    """Begins to compile in a thread, where that was not done before, so that the caller can import and read in the meantime.
+
+    Later runs of a process have the library already.
+    """
+    if _serves() and not _ahead and not _known().currsize:
         compiler = ThreadPoolExecutor(1, "compile kernels")
         _ahead.append(compiler.submit(_compiled))
         compiler.shutdown(wait=False)
@@ -106,6 +109,9 @@ def library() -> Any:
     found.lie.argtypes = [_MAYBE, _MAYBE, _INT]
     found.start(max(1, backend.threads()))
     return found
+
+
+_known = library.cache_info  # whether the library was asked for
 
 
 def _serves() -> bool:

@@ -57,6 +57,14 @@ def test_what_is_compiled_ahead_is_not_compiled_again(tmp_path: Path, monkeypatc
     assert list((tmp_path / "mlx-bulk" / "kernels").iterdir()) == []
 
 
+def test_a_library_that_is_there_is_not_compiled_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    break_a_unit(tmp_path, monkeypatch)
+    assert native.library() is None
+    native.compile_ahead()
+    assert native._ahead == []  # pyright: ignore[reportPrivateUsage]
+
+
 @pytest.mark.slow
 def test_a_changed_source_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
