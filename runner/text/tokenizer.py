@@ -273,7 +273,7 @@ def load_tokenizer(folder: Path, chat_template: str | None, template_args: dict[
     """
     from transformers import AutoTokenizer
 
-    import_module("mlx_lm.tokenizer_utils")  # makes a class of its own known to transformers
+    mlx_lm = import_module("mlx_lm.utils")  # it also makes a class of its own known to transformers
 
     if not any(path for name in FILES for path in folder.glob(name)):
         raise ModelError(f"model.path: {folder} holds no tokenizer; put the model's tokenizer files beside its weights")
@@ -285,6 +285,9 @@ def load_tokenizer(folder: Path, chat_template: str | None, template_args: dict[
         if "trust_remote_code" in str(error):
             reason = "it needs code that comes with it; set model.trust_remote_code if you trust it"
         raise ModelError(f"model.path: the tokenizer in {folder} cannot be loaded: {reason}") from error
+    # Of some architectures mlx-lm knows the parser of tool calls, for checkpoints that name none.
+    if parser := (mlx_lm._tokenizer_defaults(folder) or {}).get("tool_parser_type"):
+        hf.init_kwargs.setdefault("tool_parser_type", parser)
     template = read_template(chat_template)
     try_template(with_processor_template(hf, folder), template)
     return Tokenizer(hf, template, template_args)

@@ -192,6 +192,14 @@ def test_a_template_is_read_from_its_file_or_refused(tmp_path: Path):
         load_tokenizer(DEMO, "{{ messages }}\n{% if %}", {}, trust_remote_code=False)
 
 
+def test_an_architecture_names_its_parser_of_tool_calls(tmp_path: Path):
+    """As mlx-lm does for checkpoints that name none."""
+    copy_tokenizer(tmp_path)
+    for model_type, parser in [("llama", None), ("muse_spark", "muse_spark")]:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+        assert load_tokenizer(tmp_path, None, {}, False).hf.init_kwargs.get("tool_parser_type") == parser
+
+
 def test_tokenizers_that_cannot_be_loaded(tmp_path: Path):
     with pytest.raises(ModelError, match=r"holds no tokenizer; put the model's tokenizer files beside its weights"):
         load_tokenizer(tmp_path, None, {}, trust_remote_code=False)
