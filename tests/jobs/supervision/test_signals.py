@@ -208,6 +208,15 @@ def test_earlier_signal_handlers_come_back():
         os.close(writing)
 
 
+@pytest.fixture
+def hangup_heard() -> Generator[None]:
+    """SIGHUP ends a process, also where pytest was started by ``nohup``."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hangup_heard")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_signals_are_told(number: int):
     told: list[int] = []
@@ -226,6 +235,7 @@ def test_signals_are_told(number: int):
     assert (told, stop.code) == ([number], 128 + number)
 
 
+@pytest.mark.usefixtures("hangup_heard")
 def test_signals_of_a_forked_process_are_its_own():
     told: list[int] = []
     reading, writing = os.pipe()
