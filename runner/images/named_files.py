@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
+from stat import S_ISREG
 from time import time_ns
 from typing import Any
 
@@ -24,7 +25,7 @@ from ..files.file_stamp import sha256 as file_sha256
 from ..templates.chat_messages import PICTURE_PARTS
 from .content_parts import listed_pictures, part_picture
 from .row_pictures import folder_beside, messages_column, picture_folders
-from .sources import PictureSources
+from .sources import MOST_BYTES, PictureSources
 
 BLOCK = 1024  # rows
 _FIRST = 64  # rows that show whether a column with bytes names files too
@@ -165,9 +166,12 @@ class _Blocks:
         return digest.hexdigest()[:32]
 
     def _hash(self, path: Path) -> str:
+        """Returns a file's sha256. What no row can read is ``none``, and stays closed: to open a named pipe would wait for its writer."""
         if path not in self.hashes:
             try:
-                self.hashes[path] = file_sha256(path)
+                status = path.stat()
+                readable = S_ISREG(status.st_mode) and status.st_size <= MOST_BYTES
+                self.hashes[path] = file_sha256(path) if readable else "none"
             except OSError:
                 self.hashes[path] = "none"
         return self.hashes[path]

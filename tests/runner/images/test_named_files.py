@@ -100,6 +100,22 @@ def test_files_in_messages_count_and_pictures_in_rows_do_not(folder: Folder) -> 
     assert changed_blocks(before, folder.fingerprint(before, messages="m")) == [range(3)]
 
 
+def test_what_no_row_can_read_is_not_opened(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A named pipe would wait for a writer, for ever. A file that is refused for its size is as good as none."""
+    monkeypatch.setattr(named_files, "MOST_BYTES", 8)
+    os.mkfifo(folder.root / "pictures" / "pipe.png")
+    folder.write(1, b"too large a file")
+    read: list[str] = []
+    monkeypatch.setattr(named_files, "file_sha256", lambda path: read.append(path.name) or path.read_bytes().hex())
+    folder.rows(*({"image": f"pictures/{name}.png"} for name in ("pipe", "0", "1")))
+    before = folder.fingerprint()
+    assert read == ["0.png"]
+    folder.write(1, b"another large file")
+    assert changed_blocks(before, folder.fingerprint(before)) == []
+    folder.write(1, b"small")
+    assert changed_blocks(before, folder.fingerprint(before)) == [range(3)]
+
+
 def test_the_drift_names_the_rows(folder: Folder) -> None:
     folder.rows({"image": "pictures/0.png"})
     inputs = {"limit": None, "sources": []}
