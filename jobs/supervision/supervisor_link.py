@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
@@ -20,9 +20,10 @@ VARIABLE = "MLX_BULK_SUPERVISOR"  # of the environment: the socket's descriptor
 
 
 class Link(Supervisor):
-    """The connection to the process that started this one."""
+    """The connection to the process that started this one. last: called before this process ends since its supervisor is gone."""
 
     def __init__(self, connection: socket.socket):
+        self.last: Callable[[], None] = lambda: None
         self._connection, self._lock = connection, threading.Lock()
         self._lines = connection.makefile("rb")
         self._orders: dict[str, Any] = json.loads(self._lines.readline())
@@ -70,6 +71,7 @@ class Link(Supervisor):
     def _outlive(self) -> None:
         with suppress(OSError):
             self._lines.read()
+        self.last()
         os.kill(os.getpid(), signal.SIGTERM)
 
 

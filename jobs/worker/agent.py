@@ -156,4 +156,4 @@ class Agent:
         wait = self._stay.wait
         if wait is not None and not self._online and monotonic() > self._alone_since + wait:
             log.warning("no driver for %g s: this worker leaves", wait)
-            self._code = NO_DRIVER
+            self._leave(NO_DRIVER)

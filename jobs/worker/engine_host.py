@@ -2,9 +2,11 @@
 
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,6 +14,7 @@ from contextlib import suppress
 from ...runner.cluster.interface import Connection
 from ...runner.core.host_process import HostProcess
 from ..supervision.supervisor_link import Link
+from .engine_process import FOLDER
 from .message_pipe import DrainedPipe, MessagePipe
 
 log = logging.getLogger("mlx_bulk")
@@ -25,8 +28,17 @@ def host_engine(descriptor: int, serve: Callable[[Connection, HostProcess], None
     link = Link.inherited()
     assert link is not None, "its agent gives it the socket of its reports"
     os.set_inheritable(descriptor, False)
+    link.last = _use_folder()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent ends it in order
-    _end_with(lambda: serve(DrainedPipe(MessagePipe(socket.socket(fileno=descriptor))), HostProcess(supervisor=link)))
+    _end_with(lambda: serve(DrainedPipe(MessagePipe(socket.socket(fileno=descriptor))), HostProcess(supervisor=link)), link.last)
+
+
+def _use_folder() -> Callable[[], None]:
+    """Puts temporary files into the folder that the agent gave. Returns what removes it, in case the agent cannot, as it was killed."""
+    if (folder := os.environ.pop(FOLDER, None)) is None:
+        return lambda: None
+    tempfile.tempdir = folder
+    return lambda: shutil.rmtree(folder, ignore_errors=True)
 
 
 def host_rank(serve: Callable[[], None]) -> None:
@@ -43,7 +55,7 @@ def _outlive() -> None:
     os._exit(0)
 
 
-def _end_with(serve: Callable[[], None]) -> None:
+def _end_with(serve: Callable[[], None], last: Callable[[], None] = lambda: None) -> None:
     code = 0
     try:
         serve()
@@ -51,6 +63,7 @@ def _end_with(serve: Callable[[], None]) -> None:
         log.error("the engine's process ends: %s: %s (--log-level debug shows where)", type(error).__name__, error)
         log.debug("it came from here:", exc_info=error)
         code = 1
+    last()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
             stream.flush()

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from ...runner.cluster.messages import Frames, Message
@@ -26,6 +27,9 @@ from .other_ranks import OtherRanks
 
 log = logging.getLogger("mlx_bulk")
 
+FOLDER = "MLX_BULK_ENGINE_FOLDER"  # names the folder for temporary files of the engine's process
+
+_KILL_SECONDS = 2.0  # for a process to be gone after SIGKILL: its folder is removed then
 _LOOK_SECONDS = 0.5  # a copy that the process has forked may keep its sockets open
 
 
@@ -55,16 +59,19 @@ class EngineProcess:
 
     After each ``Frames`` nothing more is taken from it until ``go_on`` is called. suspects: learn the rows in the model; they are
     for this object alone until ``EngineEnded``. others: the further ranks of a group, which end with this process and it with them.
+
+    What the process writes to its temporary folder is removed with it, however it ends.
     """
 
     def __init__(self, command: Sequence[str], suspects: Suspects, inbox: "SimpleQueue[Any]", others: OtherRanks | None = None):
         self._inbox, self._suspects, self._others = inbox, suspects, others
         self._room = threading.Event()
+        self._folder = TemporaryDirectory(prefix="mlx-bulk-worker-", ignore_cleanup_errors=True)
         ours, theirs = socket.socketpair()
         reports, link = socket.socketpair()
         self._process = subprocess.Popen(
             [*command, str(theirs.fileno())],
-            env={**(os.environ if others is None else others.environment), VARIABLE: str(link.fileno())},
+            env={**(os.environ if others is None else others.environment), VARIABLE: str(link.fileno()), FOLDER: self._folder.name},
             pass_fds=[theirs.fileno(), link.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # a signal from the terminal is for the agent, which ends it in order
@@ -94,11 +101,14 @@ class EngineProcess:
         self._pipe.close_sending()
 
     def kill(self) -> None:
-        """Ends the process at once."""
+        """Ends the process at once, and removes its folder."""
         self._process.kill()
         if self._others is not None:
             self._others.kill()
         self._room.set()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_KILL_SECONDS)
+        self._folder.cleanup()
 
     # ------------------------------------------------------------------------------------------------------ threads
 
@@ -116,6 +126,7 @@ class EngineProcess:
             end = self._others.end()
             ended = EngineEnded(self, end.code, end.who, end.fault)
         self._reports.join()
+        self._folder.cleanup()
         self._pipe.close()
         self._link.close()
         self._inbox.put(ended)

@@ -2,7 +2,7 @@
 
 ``python echo_engine.py SCRIPT SOCKET``: SCRIPT is JSON. Its keys: "killers" (positions that end it by SIGABRT), "batch" (rows at once),
 "bytes" (of a frame), "starts" (a file that gets a line each start), "exit" (the code with which it ends at the first lease), "hold"
-(does a lease only when it is asked to stop).
+(does a lease only when it is asked to stop), "ended" (a file that is made when it ends in order), "hangs" (does not end in order).
 """
 
 import json
@@ -10,10 +10,12 @@ import os
 import pickle
 import socket
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 from mlx_bulk.jobs.supervision.supervisor_link import Link
+from mlx_bulk.jobs.worker.engine_process import FOLDER
 from mlx_bulk.jobs.worker.message_pipe import DrainedPipe, MessagePipe
 from mlx_bulk.runner.cluster.messages import Begun, Frame, Frames, Lease, LeaseDone, Ready, RunOffer, StopRun
 
@@ -24,6 +26,7 @@ pipe = DrainedPipe(MessagePipe(socket.socket(fileno=int(sys.argv[2]))))
 if "starts" in script:
     with Path(script["starts"]).open("a") as starts:
         starts.write(f"{os.getpid()}\n")
+Path(os.environ[FOLDER], "left").touch()
 batch, number = script.get("batch", 4), 0
 held: list[Lease] = []
 
@@ -66,4 +69,8 @@ try:
             for each in held:
                 do(each)
 except EOFError:
+    if script.get("hangs"):
+        threading.Event().wait()
+    if "ended" in script:
+        Path(script["ended"]).touch()
     sys.exit(0)

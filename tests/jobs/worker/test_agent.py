@@ -4,6 +4,7 @@ import json
 import pickle
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 import pytest
 from mlx_bulk.configs.errors import ConfigError
 from mlx_bulk.jobs.supervision.crash_suspects import Suspects
+from mlx_bulk.jobs.worker import agent
 from mlx_bulk.jobs.worker.agent import NO_DRIVER, Agent, Signalled, Stay
 from mlx_bulk.jobs.worker.driver_line import DriverSaid
 from mlx_bulk.jobs.worker.engine_process import EngineProcess
@@ -243,6 +245,33 @@ def test_a_worker_waits_for_a_driver_as_long_as_it_was_told(stay: Stay):
     driver.is_there.clear()
     worker = Worker(driver, stay, {})
     assert worker.left() == NO_DRIVER
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder for temporary files, empty."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def test_a_worker_whose_driver_stays_away_ends_its_engine_in_order(tmp_path: Path, folder: Path):
+    with at_work(Stay(wait=0.2), ended=str(tmp_path / "ended")) as (driver, worker):
+        assert any(folder.iterdir())
+        driver.go()
+        assert worker.left() == NO_DRIVER
+    assert (tmp_path / "ended").exists()
+    assert not any(folder.iterdir())
+
+
+def test_what_a_killed_engine_leaves_is_removed(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(agent, "ENGINE_SECONDS", 0.2)
+    monkeypatch.setattr(agent, "ACK_SECONDS", 0.0)
+    with at_work(Stay(wait=0.2), hangs=True) as (driver, worker):
+        driver.go()
+        assert worker.left() == NO_DRIVER
+    assert not any(folder.iterdir())
 
 
 def test_a_driver_that_refuses_this_worker_ends_it():
