@@ -1,6 +1,6 @@
 """A fleet some of whose workers were started by this process: it starts those again that die."""
 
-from ...runner.cluster.interface import Event, Fleet, Joined, Told
+from ...runner.cluster.interface import Event, Fleet, Joined, Left, Told
 from ...runner.cluster.messages import Frames, ToWorker
 from .local_workers import LocalWorkers
 
@@ -25,6 +25,8 @@ class TendedFleet:
         for event in events:
             if isinstance(event, Joined):
                 self._local.note_joined(event.worker)
+            elif isinstance(event, Left) and event.in_order:
+                self._local.note_left(event.worker)
             elif isinstance(event, Told) and isinstance(event.message, Frames) and event.message.resolved:
                 self._local.note_row(event.worker)
         self._local.tend()

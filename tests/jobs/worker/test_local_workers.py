@@ -85,6 +85,82 @@ def test_local_workers_join_and_leave_when_they_are_dismissed(capfd: pytest.Capt
     assert capfd.readouterr().err.splitlines() == [f"mlx-bulk: local-1: joined the driver as {one.worker}"]
 
 
+DRIVER = """
+import sys
+from mlx_bulk.jobs.worker.local_workers import LocalWorkers
+from mlx_bulk.runner.cluster.interface import Joined
+from mlx_bulk.runner.network.dask_fleet import DaskFleet
+fleet, count = DaskFleet("127.0.0.1:0"), int(sys.argv[1])
+workers = LocalWorkers(count, fleet.address, wait=60.0, threads=1)
+print(fleet.address, flush=True)
+while count:
+    for event in fleet.events(1.0):
+        if isinstance(event, Joined):
+            print(event.worker, flush=True)
+            count -= 1
+while True:
+    fleet.events(1.0)
+"""
+
+
+def orphans_of_a_killed_driver(count: int) -> tuple[str, list[str]]:
+    """Starts a driver with so many workers and kills it. Returns its address, and the names of the workers in order."""
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(count)], stdout=subprocess.PIPE, text=True)
+    assert driver.stdout is not None
+    address, *names = [driver.stdout.readline().strip() for _ in range(count + 1)]
+    driver.kill()
+    driver.wait()
+    return address, sorted(names)
+
+
+@pytest.mark.slow
+def test_workers_of_a_killed_driver_are_taken_over_and_started_again_when_they_die():
+    address, names = orphans_of_a_killed_driver(2)
+    with listening_again(address) as fleet:
+        workers = LocalWorkers(2, address, wait=PATIENCE, threads=1)
+        again = joined(fleet, 2)
+        assert sorted(event.worker for event in again) == names
+        os.kill(int(names[0].split("-")[2]), signal.SIGKILL)
+        with heard() as handler:
+            new: list[Joined] = []
+            while not new:
+                new = [event for event in fleet.events(0.2) if isinstance(event, Joined)]
+                workers.tend()
+        assert handler.messages == ["local-1 is gone: it is started again"]
+        assert new[0].worker.startswith("local-1-")
+        assert new[0].worker != names[0]
+        for event in (new[0], *again):
+            workers.note_joined(event.worker)
+        fleet.end(dismiss=True)
+        workers.end()
+    assert not any(psutil.pid_exists(int(name.split("-")[2])) and is_at_work(name) for name in names)
+
+
+def is_at_work(name: str) -> bool:
+    return psutil.Process(int(name.split("-")[2])).status() != psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.slow
+def test_workers_of_a_killed_driver_that_do_not_fit_leave():
+    address, names = orphans_of_a_killed_driver(2)
+    with listening_again(address) as fleet:
+        with heard() as handler:
+            workers = LocalWorkers(1, address, wait=PATIENCE, threads=1)
+        assert handler.messages == ["local-1 of an earlier start works on"]
+        assert not psutil.pid_exists(int(names[1].split("-")[2])) or not is_at_work(names[1])
+        other = LocalWorkers(1, address, wait=PATIENCE, threads=2)
+        assert workers.ended != []
+        deadline = monotonic() + PATIENCE
+        while monotonic() < deadline:
+            found = [event.worker for event in fleet.events(1.0) if isinstance(event, Joined) and event.worker not in names]
+            if found:
+                break
+        other.note_joined(found[0])
+        fleet.end(dismiss=True)
+        other.end()
+    assert other.ended == [0]
+
+
 class Ending:
     """Stands for a worker's process that ends with the next of ``codes``, and then runs on."""
 
