@@ -1,7 +1,8 @@
 """Messages whose contents are lists of parts, as OpenAI and transformers write them: their pictures, and messages for a chat template.
 
 A part is ``{type: text, text}``, ``{type: image_url, image_url: {url}}``, ``{type: input_image, image_url}`` or ``{type: image}``, which
-holds its picture under image, url, path or bytes. One that holds none stands for the next picture of ``prompt.images``. Reads no pictures.
+holds its picture under image, url, path or bytes, as base64, or in a source as Anthropic writes it. One that holds none stands for the next
+picture of ``prompt.images``. Reads no pictures.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 
 from ...configs.visible import visible
 from ..core.errors import RowError
+from .data_urls import digest_of_base64
 from .sources import picture_error
 
 Message = dict[str, Any]
@@ -88,6 +90,14 @@ def part_picture(part: dict[str, Any]) -> object:
     return next((part[name] for name in _HOLDS if part.get(name) is not None), None)
 
 
+def part_with_digest(part: dict[str, Any]) -> dict[str, Any]:
+    """Returns a part whose base64 without a data URL, in the places that ``part_picture`` reads, is a digest."""
+    source = part.get("source")
+    if isinstance(source, dict) and isinstance(data := source.get("data"), str):
+        return part | {"source": source | {"data": digest_of_base64(data)}}
+    return part | {"base64": digest_of_base64(text)} if isinstance(text := part.get("base64"), str) else part
+
+
 def _put_first(messages: Sequence[Message], count: int) -> list[Message]:
     made = list(messages)
     index = next((index for index, message in enumerate(made) if message.get("role") == "user"), None)
@@ -103,7 +113,7 @@ def _uneven(where: str, holes: list[dict[str, Any]], images: int) -> RowError:
     count = len(holes)
     parts = f"{count} part{'s' * (count != 1)} of the type image without a picture of {'its' if count == 1 else 'their'} own"
     if strange := next((part for part in holes if part.keys() - {"type", "detail"}), None):
-        keys = ", ".join(visible(str(name)) for name in strange)
+        keys = visible(", ".join(map(str, strange))[:120])
         cure = f"the picture of a part is under {', '.join(_HOLDS[:-1])} or {_HOLDS[-1]}"
         return picture_error(f"{where} has {parts}: one has the keys {keys}; {cure}")
     if not images:

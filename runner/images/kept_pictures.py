@@ -3,18 +3,21 @@
 Records would else hold each picture once a sample. A column that ``data.keep`` names is kept whole: that is no surprise.
 """
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from typing import Any
 
 import pyarrow as pa
 
 from ...configs.schema import JobConfig
+from ..templates.chat_messages import PICTURE_PARTS
+from .content_parts import part_with_digest
+from .data_urls import LEAST, digests_in_text
 from .row_pictures import messages_column
-from .sources import data_url_bytes
 
-_URL = re.compile(r"data:image/[\w.+-]+(?:;[\w=.+-]+)*;base64,[A-Za-z0-9+/=_%-]{64,}", re.IGNORECASE)
+_LITERAL = re.compile(r'"(?:[^"\\]|\\.)*"')  # a string of JSON
 
 
 def kept_type(kept: pa.StructType | None, config: JobConfig) -> pa.StructType | None:
@@ -33,25 +36,43 @@ def kept_columns(columns: dict[str, Any], config: JobConfig) -> dict[str, Any]:
 
 
 def without_bytes(value: Any, least: int = 0) -> Any:
-    """Returns a value with ``sha256:…`` in the place of bytes and of data URLs of pictures, however deep they lie.
+    """Returns a value with ``sha256:…`` in the place of bytes and of pictures that are written as text, however deep they lie.
 
-    least: shorter bytes stay.
+    JSON text is else as it was. least: shorter bytes stay.
     """
     if isinstance(value, bytes):
         return f"sha256:{sha256(value).hexdigest()}" if len(value) >= least else value
     if isinstance(value, str):
-        return _URL.sub(_digest_of_url, value) if "base64," in value else value
+        return _json_with_digests(value) or digests_in_text(value)
     if isinstance(value, Mapping):
-        return {name: without_bytes(inner, least) for name, inner in value.items()}
+        part = part_with_digest(dict(value)) if value.get("type") in PICTURE_PARTS else value
+        return {name: without_bytes(inner, least) for name, inner in part.items()}
     return [without_bytes(inner, least) for inner in value] if isinstance(value, list) else value
 
 
-def _digest_of_url(found: re.Match[str]) -> str:
+def _json_with_digests(text: str) -> str | None:
+    """Returns JSON text with digests in the place of pictures; None for other text."""
+    if len(text) < LEAST or text.lstrip()[:1] not in ("[", "{"):
+        return None
     try:
-        data = data_url_bytes(found[0], "")
-    except Exception:  # broken, and shown by the row's error
-        data = found[0].encode()
-    return f"sha256:{sha256(data).hexdigest()}"
+        value = json.loads(text)
+        found = {old: new for old, new in zip(_strings(value), _strings(without_bytes(value)), strict=True) if old != new}
+    except (ValueError, RecursionError):
+        return None
+
+    def written(literal: re.Match[str]) -> str:
+        new = found.get(json.loads(literal[0], strict=False)) if len(literal[0]) > LEAST else None
+        return literal[0] if new is None else json.dumps(new, ensure_ascii=False)
+
+    return _LITERAL.sub(written, text) if found else text
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _strings(inner)
 
 
 def _columns(config: JobConfig) -> set[str]:

@@ -4,28 +4,28 @@ A worker has no such files: it is given what asks the driver for them. Knows not
 are asked for, and nothing of them is kept.
 """
 
-import binascii
 import re
-from base64 import b64decode
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
+from itertools import islice
 from pathlib import Path
 from socket import gaierror
 from typing import Any
 from urllib.error import HTTPError, URLError
-from urllib.parse import unquote, unquote_to_bytes, urlsplit
+from urllib.parse import unquote, urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from ...configs.visible import visible
 from ..core.errors import ModelError, RowError, first_line
+from .data_urls import data_url, is_bare_base64, is_data_url
 
 STAGE = "image"  # the stage of a row whose picture cannot be used
 MOST_BYTES = 256 << 20  # of one picture's file, still compressed
 FETCH_SECONDS = 30
+_SHOWN = 160  # characters of a row's own text in messages
 
-_DATA = re.compile(r"data:([^,;]*)((?:;[^,;]*)*),(.*)", re.DOTALL | re.IGNORECASE)
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:", re.IGNORECASE)  # of two letters at least: C:\ is a path
 
 
@@ -73,14 +73,17 @@ class PictureSources:
             raise picture_error(f"{where}: found {_found(value)}; expected a picture: {taken}")
         if not value.strip():
             raise picture_error(f"{where}: the path is empty; expected the path of a picture")
-        if value[:5].lower() == "data:":
-            return PictureSource(f"{where} (a data URL)", lambda: data_url_bytes(value, where))
+        if is_data_url(value):
+            return PictureSource(f"{where} (a data URL)", lambda: _data_url_bytes(value, where))
+        if is_bare_base64(value):
+            cure = "put data:image/png;base64, before it (image/jpeg and so on do as well)"
+            raise picture_error(f"{where}: found base64 that no data URL is around, {value.strip()[:12]}…; {cure}")
         if value[:7].lower() in ("http://", "https:/"):
             return self._on_the_web(value, where)
         if value[:7].lower() == "file://":
             return self._of_file(unquote(urlsplit(value).path), where, beside)
         if scheme := _SCHEME.match(value):
-            raise picture_error(f"{where}: found an address of the kind {visible(scheme[0])}; expected a path, a data URL, or http(s)")
+            raise picture_error(f"{where}: found an address of the kind {_short(scheme[0])}; expected a path, a data URL, or http(s)")
         return self._of_file(value, where, beside)
 
     def _of_mapping(self, value: Mapping[str, Any], where: str, beside: Path) -> PictureSource:
@@ -89,12 +92,12 @@ class PictureSources:
         for name in ("path", "url"):
             if value.get(name) is not None:
                 return self.source(value[name], f"{where}.{name}", beside)
-        names = ", ".join(visible(str(name)) for name in value) or "no keys"
+        names = _short(", ".join(map(str, islice(value, 9)))) if value else "no keys"
         raise picture_error(f"{where}: found a mapping with {names}; expected one with bytes, path or url that is not null")
 
     def _of_file(self, path: str, where: str, beside: Path) -> PictureSource:
         if (files := self.files) is not None:
-            return PictureSource(_shown(path, where), lambda: files(path, where, beside), beside / path)
+            return PictureSource(shown_file(path, where), lambda: files(path, where, beside), beside / path)
         file = self.file(path, where, beside)
         return PictureSource(file.shown, file.read, file.place)
 
@@ -106,12 +109,13 @@ class PictureSources:
         if "\0" in path:
             raise picture_error(f"{where}: the path holds a NUL character; expected the path of a picture")
         named = beside / path
-        shown = _shown(path, where)
+        shown = shown_file(path, where)
         try:
             place = named.resolve()
             inside = any(place.is_relative_to(folder) for folder in self.folders)
         except (OSError, RuntimeError, ValueError) as error:  # a loop of links, or a name that is too long
-            raise picture_error(f"{shown} is no path that can be followed: {first_line(error)}") from None
+            why = getattr(error, "strerror", None) or _short(first_line(error))
+            raise picture_error(f"{shown} is no path that can be followed: {why}") from None
         if not inside:
             folders = " or ".join(visible(str(folder)) for folder in self.folders) or "no folder"
             link = " (a link leads there)" if ".." not in Path(path).parts and not Path(path).is_absolute() else ""
@@ -122,7 +126,7 @@ class PictureSources:
         return PictureFile(place, shown, "expected a picture's file" if Path(path).is_absolute() else _beginning(beside))
 
     def _on_the_web(self, url: str, where: str) -> PictureSource:
-        shown = f"{where}: {visible(url[:200])}"
+        shown = f"{where}: {_short(url)}"
         if not self.fetch:
             raise picture_error(f"{shown} is on the web, which is not read; set data.fetch: true, or download it and give its path")
         return PictureSource(shown, lambda: _fetched(url, shown))
@@ -163,26 +167,19 @@ def picture_error(message: str) -> RowError:
     return RowError(STAGE, message, "PictureError")
 
 
-def data_url_bytes(url: str, where: str) -> bytes:
+def _data_url_bytes(text: str, where: str) -> bytes:
     """Returns the bytes of a data URL. Raises RowError where it is none, or is not base64."""
-    found = _DATA.fullmatch(url)
-    if found is None:
-        raise picture_error(f"{where}: found {visible(url[:60])}…; expected a data URL such as data:image/png;base64,iVBORw0…")
-    kind, parameters, body = found[1].strip().lower(), found[2].lower().split(";"), found[3]
-    if kind and not kind.startswith("image/") and kind != "application/octet-stream":
-        raise picture_error(f"{where}: the data URL holds {visible(kind)}; expected a picture, such as data:image/png;base64,…")
-    if len(body) > MOST_BYTES * 4 // 3 + 4:
-        raise picture_error(f"{where}: the data URL has {len(body) >> 20:,} MiB; expected at most {MOST_BYTES >> 20} MiB of picture")
-    if "base64" not in (parameter.strip() for parameter in parameters):
-        return unquote_to_bytes(body)
+    url = data_url(text)
+    if url is None:
+        raise picture_error(f"{where}: found {visible(text[:60])}…; expected a data URL such as data:image/png;base64,iVBORw0…")
+    if not url.may_be_picture:
+        raise picture_error(f"{where}: the data URL holds {visible(url.kind[:60])}; expected a picture, such as data:image/png;base64,…")
+    if len(url.body) > MOST_BYTES * 4 // 3 + 4:
+        raise picture_error(f"{where}: the data URL has {len(url.body) >> 20:,} MiB; expected at most {MOST_BYTES >> 20} MiB of picture")
     try:
-        text = re.sub(r"\s+", "", unquote(body) if "%" in body else body).translate(_URL_SAFE)
-        return b64decode(text + "=" * (-len(text) % 4), validate=True)
-    except (binascii.Error, ValueError) as error:
+        return url.content
+    except ValueError as error:
         raise picture_error(f"{where}: the data URL is not base64: {first_line(error)}; encode the picture's bytes anew") from None
-
-
-_URL_SAFE = str.maketrans("-_", "+/")
 
 
 def _bytes_source(data: bytes, where: str) -> PictureSource:
@@ -194,9 +191,14 @@ def _bytes_source(data: bytes, where: str) -> PictureSource:
     return PictureSource(where, read)
 
 
-def _shown(path: str, where: str) -> str:
+def shown_file(path: str, where: str) -> str:
     """Returns what messages call the file that a row names."""
-    return f"{where}: {visible(path)}"
+    return f"{where}: {_short(path)}"
+
+
+def _short(text: str) -> str:
+    """Returns a text for a message: of a long one its two ends. A row's own text may be a whole picture."""
+    return visible(text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]}…{text[-_SHOWN // 2 :]}")
 
 
 def _beginning(beside: Path) -> str:
@@ -245,4 +247,6 @@ def _web_words(error: Exception) -> str:
 
 def _found(value: object) -> str:
     """Returns a value as a message shows it."""
-    return "null" if value is None else visible(str(value)[:60])
+    if value is None or isinstance(value, int | float):
+        return "null" if value is None else str(value)[:60]
+    return f"a value of the type {type(value).__name__}"

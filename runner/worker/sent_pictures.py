@@ -12,10 +12,9 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Lock
 
-from ...configs.visible import visible
 from ..cluster.messages import FromWorker
 from ..core.errors import RunEnded
-from ..images.sources import picture_error
+from ..images.sources import picture_error, shown_file
 from ..parcels.file_messages import PicturePart, PictureTaken, PictureWanted
 from ..parcels.picture_desk import file_name
 from .picture_cache import PictureCache
@@ -47,8 +46,9 @@ class SentPictures:
             for _ in range(_MOST_TRIES):
                 if (data := self._read(named, kept_as)) is not None:
                     return data
-        shown = f"{where}: {visible(path)}"
-        raise picture_error(f"{shown} changed while the run read it; put it back as it was, then run again with --retry-errors")
+        raise picture_error(
+            f"{shown_file(path, where)} changed while the run read it; put it back as it was, then run again with --retry-errors"
+        )
 
     def _read(self, named: str, kept_as: str) -> bytes | None:
         """Returns the file as a whole, None where it changes meanwhile, or comes damaged."""

@@ -1,19 +1,21 @@
 """Where a row's picture may be, and what is refused."""
 
 import threading
-from collections.abc import Iterator
+from base64 import b64encode
+from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from socket import gaierror
 from urllib.error import URLError
 
+import numpy as np
 import pytest
 from mlx_bulk.runner.core.errors import ModelError, RowError
 from mlx_bulk.runner.images import sources
 from mlx_bulk.runner.images.sources import PictureSources
 
-from ...vision_folders import data_url
+from ...vision_folders import data_url, drawn, picture_bytes
 
 PNG = b"\x89PNG and so on"
 
@@ -43,6 +45,8 @@ def read(folder: Path, value: object, fetch: bool = False, beside: Path | None =
         {"url": "pictures/a.png", "detail": "low"},
         {"url": data_url(PNG)},
         data_url(PNG).replace("data:image/png;", "DATA:image/PNG;charset=x;").rstrip("="),
+        f" \n{data_url(PNG)}\n",
+        {"bytes": data_url(PNG)},
     ],
 )
 def test_each_way_to_name_a_picture(folder: Path, value: object) -> None:
@@ -102,6 +106,39 @@ def test_what_names_no_picture(folder: Path, value: object, message: str) -> Non
     with pytest.raises(RowError, match=message) as caught:
         read(folder, value)
     assert caught.value.stage == "image"
+
+
+@pytest.mark.parametrize("value", [lambda text: text, lambda text: {"bytes": text}, lambda text: f" {text}"])
+@pytest.mark.parametrize("form", ["PNG", "JPEG"])
+def test_base64_without_a_url_says_what_to_put_before_it(folder: Path, form: str, value: Callable[[str], object]) -> None:
+    text = b64encode(picture_bytes(drawn(200, 200), form)).decode()
+    with pytest.raises(RowError, match=r"put data:image/png;base64, before it") as caught:
+        read(folder, value(text))
+    assert len(str(caught.value)) < 200
+    assert text[:40] not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "x" * 50_000,
+        "x/" * 50_000,
+        "x/" * 1000 + "y",
+        "y" * 50_000 + ":a",
+        "https://example.org/" + "a" * 50_000,
+        "data:" + "x" * 50_000,
+        f"data:{'x' * 50_000},a",
+        {"y" * 50_000: 1},
+        {str(number): None for number in range(50_000)},
+        ["x" * 50_000],
+        np.zeros((50, 50, 3)),
+    ],
+)
+def test_messages_are_short(folder: Path, value: object) -> None:
+    with pytest.raises(RowError) as caught:
+        read(folder, value)
+    assert len(str(caught.value).replace(str(folder), "")) < 400, str(caught.value)
+    assert "\\n" not in str(caught.value)
 
 
 def test_a_missing_file_says_where_paths_begin(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
