@@ -14,12 +14,13 @@ from ..core.errors import BulkError
 from ..core.shard_layout import Layout, covered_rows
 from ..data.rescan import current_fingerprint, stored_data
 from ..files.checked_json import read_document
-from ..files.checked_lines import damaged_lines, read_lines
+from ..files.checked_lines import damaged_lines
 from ..files.file_stamp import sha256
 from ..store.commit_log import Commit, CommitLog, read_commits
 from ..store.open_journals import journal_files, uncommitted_journals
 from ..store.paths import RunPaths, part_of
 from .drift import INPUTS, inputs_drift
+from .journal_rows import samples_of_rows
 from .run_files import current_run
 from .shard_audit import DamageError, count_shard
 
@@ -85,7 +86,7 @@ def audit_run(run: Path, counting: Callable[[range], Iterable[int]] = iter) -> A
     audit = Audit(run, str(run_json["config"]["job"]), layout.rows, layout.rounds)
     _check_input(audit, run_json)
     _check_notes(audit, paths)
-    samples, log = _samples(run_json["config"], paths), read_commits(paths)
+    samples, log = samples_of_rows(run_json["config"], paths), read_commits(paths)
     for shard in counting(range(max(layout.shards, max(log.commits, default=-1) + 1))):
         if (commit := log.commits.get(shard)) is None:
             audit.open_shards.append(shard)
@@ -141,15 +142,6 @@ def _read_note(audit: Audit, path: Path) -> dict[str, Any]:
     except ValueError as error:
         audit.note(path, str(error), "it is written anew")
         return {}
-
-
-def _samples(config: dict[str, Any], paths: RunPaths) -> int | None:
-    """Returns how many records and failures each row has, or None where rows differ in it."""
-    if (sampling := config.get("sampling")) is None or config.get("select") == "best":
-        return 1
-    adopted = {line.get("key") for line in read_lines(paths.sessions) if line.get("event") == "adopted"}
-    varies = "n" in sampling["columns"] or config["data"]["format"] == "openai"
-    return None if varies or adopted & {"sampling.n", "sampling.columns"} else int(sampling["n"])
 
 
 def _count_shard(audit: Audit, paths: RunPaths, commit: Commit, rows: range, samples: int | None) -> None:

@@ -19,6 +19,7 @@ from ..store.commit_log import CommitLog, read_commits
 from ..store.paths import RunPaths
 from .failures import ErrorKind, error_kinds, refused_policies
 from .history import History, Session, history
+from .journal_rows import journaled_rows, samples_of_rows
 from .run_files import stored_run, stored_statistics
 from .worker_parts import WorkerPart, worker_parts
 
@@ -81,7 +82,8 @@ def run_status(run: Path) -> Status:
         notes.append(f"the errors of {shards} are to be done again, as --retry-errors asked; any start does that")
     of = None if stored is None else total_rows(stored)
     state = _state(working, log, of, past)
-    rows, errors = _resolved(state, log, past)
+    journaled = None if stored is None else journaled_rows(paths, log, samples_of_rows(stored["config"], paths))
+    rows, errors = _resolved(state, log, past, journaled or (0, 0))
     return Status(
         run,
         state,
@@ -136,17 +138,19 @@ def _state(working: Holder | None, log: CommitLog, of: int | None, past: History
     return "stopped" if last.how in ("complete", "stopped", "KeyboardInterrupt") else "failed"
 
 
-def _resolved(state: State, log: CommitLog, past: History) -> tuple[int, int]:
-    """Returns resolved rows and errors, with those in journals, by the last line that the run wrote about itself."""
-    committed = sum(commit.rows for commit in log.commits.values()), sum(commit.errors for commit in log.commits.values())
+def _resolved(state: State, log: CommitLog, past: History, journaled: tuple[int, int]) -> tuple[int, int]:
+    """Returns resolved rows and errors, by the last line that the run wrote about itself, or by what it has written since."""
+    rows, errors = sum(commit.rows for commit in log.commits.values()), sum(commit.errors for commit in log.commits.values())
     if state == "complete" or not past.sessions:
-        return committed
+        return rows, errors
+    rows, errors = rows + journaled[0], errors + journaled[1]
     noted = [counts for session in past.sessions if (counts := _noted(session)) is not None]
     if not noted:
-        return committed
-    # A process that died may have committed more than its last line of metrics says.
-    rows, errors = noted[-1]
-    return (rows, errors) if state in ("running", "stopped") else (max(rows, committed[0]), max(errors, committed[1]))
+        return rows, errors
+    # Errors that are done again are not open yet by the commits: a run that does them says itself how far it is.
+    if state == "stopped" or (state == "running" and log.retries):
+        return noted[-1]
+    return max(rows, noted[-1][0]), max(errors, noted[-1][1])
 
 
 def _noted(session: Session) -> tuple[int, int] | None:

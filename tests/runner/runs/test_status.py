@@ -7,13 +7,18 @@ import sys
 from pathlib import Path
 
 import pytest
+from mlx_bulk.runner.core.shard_layout import Layout
 from mlx_bulk.runner.runs import failures as failures_module
 from mlx_bulk.runner.runs.history import token_counts
+from mlx_bulk.runner.runs.journal_rows import journaled_rows
 from mlx_bulk.runner.runs.run_dir import RunDir
 from mlx_bulk.runner.runs.status import Status, run_status
+from mlx_bulk.runner.store.commit_log import read_commits
+from mlx_bulk.runner.store.writer import Writer
 
 from ...jobs.support.bench import Bench, Record
-from ...jobs.support.run_states import RUN, failure, path, point, shown, started, work
+from ...jobs.support.run_states import ROWS, RUN, failure, path, point, shown, started, work
+from ..support.sessions import SCHEMA, record
 
 __all__ = ["path"]
 
@@ -105,10 +110,36 @@ def test_a_killed_run(path: Path):
     with RunDir.open(path) as run:
         work(run, range(6))
         started(run, ago=30)
-        point(run, 2)  # and four rows were committed after this line
+        point(run, 2)  # and two rows were committed after this line, and two more journaled
     found = run_status(path)
-    assert (found.state, found.rows) == ("killed", 4)
+    assert (found.state, found.rows, found.committed) == ("killed", 6, 4)
     assert "killed: the process ended without a word; what was finished is safe (last sign of life " in shown(path)
+
+
+def test_rows_in_the_journal_count_before_the_first_line_of_metrics(path: Path):
+    with RunDir.open(path) as run:
+        work(run, range(5), [failure(5, "too long")])
+        started(run)
+        assert (run_status(path).state, run_status(path).rows) == ("running", 6)
+    found = run_status(path)
+    assert (found.state, found.rows, found.committed, found.errors) == ("killed", 6, 4, 1)
+    assert "rows      6 of 8 (75.0 %); 2 in the journal, not in results/ yet\n" in shown(path)
+
+
+def test_rows_that_lack_samples_are_not_finished(path: Path):
+    layout = Layout(ROWS, 8)
+    with RunDir.open(path) as run:
+        run.bind(RUN)
+        writer = Writer(run, run.identity, SCHEMA, layout, run.recover(layout, SCHEMA), 0.0)
+        for row, samples in ((0, 2), (1, 1), (2, 2)):
+            writer.admit(row, 2)
+            for sample in range(samples):
+                writer.add(row, sample, record(row, sample))
+        writer.fail(failure(3, "too long"))
+        writer.close()
+        log = read_commits(run)
+        assert journaled_rows(run, log, 2) == (3, 1)
+        assert journaled_rows(run, log, None) is None
 
 
 def test_a_run_that_ended_by_an_error(path: Path):
