@@ -194,14 +194,14 @@ class GenerateJob:
         policy = self.config.prompt.too_long
         if n < self.parts.context:
             return prompt, _with_max_tokens(sampling, self.parts.context - n)
+        if prompt.images:
+            raise RowError("too_long", _uncut(prompt, self.parts.context))
         if policy == "error":
             raise RowError(
                 "too_long",
                 f"the prompt has {n} tokens, the model's context {self.parts.context}: no room for one token more; "
                 "shorten it, or set prompt.too_long to truncate_left or truncate_right",
             )
-        if prompt.images:
-            raise RowError("too_long", _uncut(prompt, self.parts.context))
         keep = max(1, self.parts.context - sampling.max_tokens, self.parts.context // 2)
         sampling = _with_max_tokens(sampling, self.parts.context - keep)
         if policy == "truncate_right":

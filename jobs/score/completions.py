@@ -104,11 +104,11 @@ class CompletionEncoder:
             return tuple(completions)
         if longest > self.context:
             raise RowError("too_long", f"the completion has {longest} tokens, and the context takes {self.context}; it is never cut")
-        if self.too_long == "error":
-            raise too_long_error(f"the prompt has {n} tokens, the completion {longest}", self.context)
         if pictures:
             found = f"the prompt has {n} tokens with {pictures} picture{'s' * (pictures != 1)}, the completion {longest}"
             raise RowError("too_long", f"{found}, and the context takes {self.context}; a prompt with pictures is never cut")
+        if self.too_long == "error":
+            raise too_long_error(f"the prompt has {n} tokens, the completion {longest}", self.context)
         keep = self.context + 1 - longest
         left = self.too_long == "truncate_left"
 

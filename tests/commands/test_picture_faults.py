@@ -80,3 +80,18 @@ def test_rows_of_pictures_that_fail_are_errors_and_the_others_are_done(
     again = start("--retry-errors", rows=rows, **sections)
     assert again.code == 0, again.stderr
     assert {json.dumps(record) for record in again.records} == expected
+
+
+@pytest.mark.parametrize("policy", ["error", "truncate_left"])
+@pytest.mark.parametrize("job", ["generate", "score"])
+def test_a_prompt_with_pictures_that_is_too_long_is_not_advised_to_be_cut(job: str, policy: str, model: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(picture_bytes(drawn(60, 40)))
+    rows = [{"q": "What?", "image": "a.png"}, {"q": "a word " * 5000, "image": "a.png"}]
+    bench, prompt = Bench(tmp_path, model), {**PROMPT, "too_long": policy}
+    done = bench.score(rows=rows, prompt=prompt, score={"completion": " a"}) if job == "score" else bench.run(rows=rows, prompt=prompt)
+    assert done.code == 3, done.stderr
+    [error] = done.errors
+    assert (error["row"], error["stage"]) == (1, "too_long")
+    assert "a prompt with pictures is never cut" in error["message"]
+    assert "truncate" not in error["message"]
+    assert ("2 of them of 1 picture" if job == "generate" else "with 1 picture") in error["message"]
