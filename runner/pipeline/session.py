@@ -15,6 +15,7 @@ from typing import Any, get_args
 import pyarrow as pa
 
 from ...configs.schema import JobConfig
+from ..core.errors import DriftError
 from ..core.host_process import HostProcess, Orders
 from ..core.progress import Progress
 from ..core.shard_layout import Layout
@@ -40,6 +41,7 @@ from .run_spec import RunSpec, with_rows_of_run
 
 log = logging.getLogger("mlx_bulk")
 
+_CAME = "Pictures that were missing are there now, and failed rows alone name them: with --retry-errors the same command does these rows."
 _LASTING = ("complete", "rows", "records", "errors", "dropped", "stats_sha256")  # summary figures that a start without work keeps
 
 
@@ -145,10 +147,15 @@ class _Session:
             spec = replace(spec, scan=accept_stdin(spec.scan))
 
         adopt = self.start.adopt
-        if self._pictures_came(spec, inputs):
+        if self.start.retry_errors and self._pictures_came(spec, inputs):
             log.info("%s: pictures are there now that were not; the failed rows that name them are tried again", run_dir.root)
             adopt = (*adopt, inputs_key(inputs))
-        (run_dir.replace if self.start.overwrite else run_dir.bind)(description, adopt, accepted)
+        try:
+            (run_dir.replace if self.start.overwrite else run_dir.bind)(description, adopt, accepted)
+        except DriftError as error:
+            if self.start.retry_errors or not self._pictures_came(spec, inputs):
+                raise
+            raise DriftError(f"{error}\n{_CAME}") from None
         spec.scan.save(run_dir.root / SCAN_FILE)
         recovered = run_dir.recover(layout, spec.job.schema, self.start.retry_errors)
         self.process.supervisor.begin(run_dir.root.absolute(), config.batch.deterministic, layout.positions)
@@ -178,8 +185,8 @@ class _Session:
         return inputs if files is None else inputs | {"pictures": files}
 
     def _pictures_came(self, spec: RunSpec, inputs: dict[str, Any]) -> bool:
-        """Returns whether errors are tried again whose pictures were not there and are now, and nothing else in the input changed."""
-        stored = unchecked_run(self.run_dir.root) if self.start.retry_errors and not self.start.overwrite else None
+        """Returns whether pictures are there that were not when their rows failed, and nothing else in the input changed."""
+        stored = None if self.start.overwrite else unchecked_run(self.run_dir.root)
         return stored is not None and pictures_came(self.run_dir.root, stored["inputs"], inputs, spec.scan, self.config)
 
     def _save(self, run: OpenRun) -> bool:

@@ -106,6 +106,7 @@ def test_a_picture_that_only_failed_rows_name_may_come_later(begin: Path) -> Non
     refused = run(begin)
     assert refused.exit_code == 4
     assert "data.path: a picture that one of rows 0 to 2 names is new, changed or gone" in refused.stderr
+    assert "failed rows alone name them: with --retry-errors the same command does these rows." in refused.stderr
     retried = run(begin, "--retry-errors")
     assert retried.exit_code == 0, retried.output
     assert "pictures are there now that were not; the failed rows that name them are tried again" in retried.stderr
@@ -120,6 +121,7 @@ def test_a_picture_of_a_finished_row_may_not_change_with_it(begin: Path) -> None
     assert run(begin).exit_code == 3
     (folder / "1.png").write_bytes(OTHER)
     (folder / "0.png").write_bytes(OTHER)
+    assert "failed rows alone" not in run(begin).stderr
     assert run(begin, "--retry-errors").exit_code == 4
     (folder / "0.png").write_bytes(ONE)
     (folder / "rows.jsonl").write_text((folder / "rows.jsonl").read_text().replace("what", "who"))
