@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # What viewers show. Others that Pillow knows are left out: some of them run programs (EPS), or are documents.
 FORMATS = ("JPEG", "MPO", "PNG", "GIF", "WEBP", "AVIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "ICO", "TGA")
 _WIDE = ("I", "I;16", "I;16L", "I;16B", "I;16N")  # gray of 16 bits, which Pillow would cut at 255
+_ICON, _PNG = b"\0\0\1\0", b"\x89PNG\r\n\x1a\n"
+_TILE = (322, 323)  # TIFF's tags of its tiles' width and height
 _WHITE = (255, 255, 255)
 
 
@@ -30,16 +32,19 @@ def read_picture(data: bytes, name: str, most_pixels: int) -> "Image":
     if images.MAX_IMAGE_PIXELS is not None and most_pixels > images.MAX_IMAGE_PIXELS:
         images.MAX_IMAGE_PIXELS = most_pixels  # Pillow's own limit, beyond which it refuses to open a file
     try:
+        if data.startswith(_ICON):
+            _require_few_pixels(_icon_size(data), name, most_pixels)
         image = images.open(BytesIO(data), formats=_known_formats())
+    except RowError:
+        raise
     except images.DecompressionBombError as error:
         raise _too_large(name, "".join(re.findall(r"\d{6,}", str(error))[:1]), most_pixels) from None
     except images.UnidentifiedImageError:
         raise picture_error(f"{name}: {_found(data)}; expected a picture: {', '.join(_known_formats())}") from None
     except Exception as error:  # decoders raise what they like on damaged headers
         raise _damaged(name, error) from None
-    width, height = image.size
-    if width * height > most_pixels:
-        raise _too_large(name, f"{width * height}", most_pixels)
+    _require_few_pixels(image.size, name, most_pixels)
+    _require_few_pixels(_tile_size(image), f"{name} (a tile)", most_pixels)
     try:
         image.load()
         return _rgb(_turned(image), name)
@@ -47,6 +52,32 @@ def read_picture(data: bytes, name: str, most_pixels: int) -> "Image":
         raise
     except Exception as error:  # a file that is cut off or damaged
         raise _damaged(name, error) from None
+
+
+def _require_few_pixels(size: tuple[int, int], name: str, most_pixels: int) -> None:
+    if size[0] * size[1] > most_pixels:
+        raise _too_large(name, f"{size[0] * size[1]}", most_pixels)
+
+
+def _icon_size(data: bytes) -> tuple[int, int]:
+    """Returns the size of the picture that Pillow takes of an ICO, as that says it: the file may say another, and to open it decodes it."""
+    from PIL.BmpImagePlugin import DibImageFile
+    from PIL.IcoImagePlugin import IcoFile
+    from PIL.PngImagePlugin import PngImageFile
+
+    file = BytesIO(data)
+    start = IcoFile(file).entry[0].offset
+    file.seek(start)
+    if data.startswith(_PNG, start):
+        return PngImageFile(file).size
+    width, height = DibImageFile(file).size
+    return width, height // 2  # the lower half is the mask
+
+
+def _tile_size(image: "Image") -> tuple[int, int]:
+    """Returns the size of a TIFF's tiles, which may be larger than the picture and are decoded whole; 0 for other files."""
+    width, height = (getattr(image, "tag_v2", {}).get(tag, 0) for tag in _TILE)
+    return (width, height) if isinstance(width, int) and isinstance(height, int) else (0, 0)
 
 
 @cache

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mlx_bulk.runner.core.errors import RowError
 from mlx_bulk.runner.images.pictures import read_picture
-from PIL import Image
+from PIL import IcoImagePlugin, Image
 
 from ...vision_folders import drawn, picture_bytes
 
@@ -91,6 +91,39 @@ def test_a_jpeg_that_is_cut_off_is_refused() -> None:
 def test_a_bomb_is_refused_by_its_size(side: int) -> None:
     said = refusal(bomb(side, side))
     assert f"a.png: the picture has {side * side:,} pixels; expected at most 1,000,000 in all (data.max_image_pixels)" in said
+
+
+def icon(frame: bytes) -> bytes:
+    """An ICO that says its one picture has 16 × 16 pixels."""
+    return struct.pack("<HHHBBBBHHII", 0, 1, 1, 16, 16, 0, 0, 1, 32, len(frame), 22) + frame
+
+
+def tiled(width: int, height: int) -> bytes:
+    """A TIFF of 16 × 16 pixels in one tile of this size."""
+    tile = zlib.compress(bytes(width * height * 3))
+    values = {256: 16, 257: 16, 258: 146, 259: 8, 262: 2, 277: 3, 284: 1, 322: width, 323: height, 324: 152, 325: len(tile)}
+    tags = b"".join(struct.pack("<HHII", tag, *((3, 3, at) if tag == 258 else (4, 1, at))) for tag, at in values.items())
+    return b"II*\0" + struct.pack("<IH", 8, len(values)) + tags + bytes(4) + struct.pack("<3H", 8, 8, 8) + tile
+
+
+@pytest.mark.parametrize("frame", [bomb(60_000, 60_000), struct.pack("<IiiHHIIiiII", 40, 60_000, 120_000, 1, 32, 0, 0, 0, 0, 0, 0)])
+def test_an_icon_that_says_it_is_small_is_refused_before_it_is_decoded(frame: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(IcoImagePlugin.IcoFile, "frame", None)
+    assert "a.png: the picture has 3,600,000,000 pixels; expected at most 1,000,000 in all" in refusal(icon(frame))
+
+
+@pytest.mark.parametrize("form", ["png", "bmp"])
+def test_icons_are_read(form: str) -> None:
+    icons = picture_bytes(drawn(64, 64), "ICO", sizes=[(64, 64), (16, 16)], bitmap_format=form)
+    np.testing.assert_array_equal(pixels(icons), np.asarray(drawn(64, 64)))
+    assert pixels(icon(picture_bytes())).shape == (40, 60, 3)
+    assert "damaged" in refusal(icons[:40])
+    assert "damaged" in refusal(icons[:6])
+
+
+def test_a_tile_that_is_larger_than_its_picture_counts() -> None:
+    assert pixels(tiled(32, 32)).shape == (16, 16, 3)
+    assert "a.png (a tile): the picture has 1,048,576 pixels" in refusal(tiled(1024, 1024))
 
 
 def test_the_limit_may_be_above_that_of_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
