@@ -9,6 +9,7 @@ from typing import Any
 
 from ...configs.visible import visible
 from ...runner.core.errors import DROP
+from ...runner.core.units import size_as_text
 from ...runner.runs.failures import ErrorKind
 from ...runner.runs.history import token_counts
 from ...runner.runs.status import Status
@@ -51,12 +52,12 @@ def status_as_text(status: Status, width: int) -> str:
 
 def _workers(parts: Sequence[WorkerPart]) -> list[str]:
     """Returns a table of the workers with the most rows, and a line on the others."""
-    table = [["worker", "rows", "begun again", "rows/s", "last seen"]]
+    table = [["worker", "rows", "begun again", "rows/s", "memory", "last seen"]]
     for part in parts[:_WORKERS]:
         speed = "" if part.rows_per_second is None else f"{part.rows_per_second:,.3g}"
-        table.append(
-            [shorten(visible(part.worker), _WORKER_WIDTH), f"{part.rows:,}", f"{part.again:,}", speed, _clock(part.seen.timestamp())]
-        )
+        memory = "" if part.peak_memory_bytes is None else size_as_text(part.peak_memory_bytes)
+        name, seen = shorten(visible(part.worker), _WORKER_WIDTH), _clock(part.seen.timestamp())
+        table.append([name, f"{part.rows:,}", f"{part.again:,}", speed, memory, seen])
     left = parts[_WORKERS:]
     more = [f"{count_text(len(left), 'other')}: {count_text(sum(part.rows for part in left), 'row')}"] if left else []
     return [*align_columns(table, 1), *more]
@@ -118,6 +119,7 @@ def status_values(status: Status) -> dict[str, Any]:
                 "rows": part.rows,
                 "rows_per_second": part.rows_per_second,
                 "rows_begun_again": part.again,
+                "peak_memory_bytes": part.peak_memory_bytes,
                 "last_seen": part.seen.isoformat(),
             }
             for part in status.workers

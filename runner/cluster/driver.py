@@ -8,6 +8,7 @@ One thread does all of it but the writing. Does not know how messages travel; ``
 import logging
 import pickle
 import secrets
+from dataclasses import replace
 from functools import partial
 from time import monotonic
 
@@ -17,6 +18,7 @@ from ..leasing.lease_log import ENGINE, LOST, SLOW, LeaseLog
 from ..leasing.leaser import Leaser
 from ..leasing.open_lease import OpenLease
 from ..leasing.row_set import RowSet
+from ..leasing.worker_table import WorkerTable
 from ..parcels.file_desk import FileDesk
 from ..parcels.file_messages import PictureTaken, PictureWanted, PieceWanted
 from ..pipeline.model_work import OpenRun
@@ -78,7 +80,7 @@ class Driver:
             speculate=self._settings.speculate,
             suits=lambda worker, rows: self._roster.suits(worker, rows, fleet.workers()),
         )
-        self._roster = Roster(settings, monotonic())
+        self._roster, self._table = Roster(settings, monotonic()), WorkerTable(run.run_dir)
         self._log, self._progress, self._answers = LeaseLog(run.run_dir), Progress(), WriterAnswers(run.writer)
         self._returns = RowReturns(self._answers, self._leaser, self._quarantine)
         self._members = Membership(
@@ -104,7 +106,8 @@ class Driver:
         run.flush = self._intake.flush
         for joined in list(self._hellos.values()):
             self._members.join(joined)
-        with Watch(self._progress, lambda: run.counts(self._policies.version), run.run_dir.add_metrics, run.show, lambda: run.noted):
+        counts = lambda: replace(run.counts(self._policies.version), workers=self._table.count)  # noqa: E731
+        with Watch(self._progress, counts, run.run_dir.add_metrics, run.show, lambda: run.noted, self._table):
             try:
                 while run.writer.rows < run.layout.total and not run.process.stopped():
                     self._step()
@@ -119,6 +122,7 @@ class Driver:
         self._take_events(_WAIT_SECONDS if not self._answers.pending else _WAIT_SECONDS / 10)
         self._roster.require(self._fleet.workers(), monotonic())
         usable = self._roster.usable()
+        self._table.look(usable, {lease.worker for lease in self._leaser.leases.values()}, monotonic())
         self._policies.look(usable)
         self._files.look()
         if not self._began and (len(usable) < self._settings.min_workers or self._members.awaited(monotonic())):
@@ -152,6 +156,8 @@ class Driver:
             if isinstance(message, Frames):  # of another run: nobody waits for it
                 self._fleet.send(told.worker, Ack(message.run, message.number))
             return
+        if worker.ready:
+            self._table.hear(told.worker)
         match message:
             case Ready():
                 self._members.make_ready(told.worker, worker, message)
@@ -173,6 +179,7 @@ class Driver:
                 self._members.refuse_policy(told.worker, worker, message)
             case Figures():
                 worker.count(message.counts)
+                self._table.note_memory(told.worker, message.counts.get("peak_memory_bytes"))
                 self._roster.sum_into(self._progress)
             case EngineDied():
                 log.warning("%s: %s: %s", told.worker, message.cause, message.follows)
@@ -228,13 +235,18 @@ class Driver:
 
         try:
             fault = self._members.track.land(worker.label, *self._intake.land(frames, self._answers.passing_on(landed)))
+            left = self._rows_left(name)
             self._leaser.note(name, frames.admitted, frames.resolved, monotonic())
+            self._table.note_rows(name, left - self._rows_left(name))
         except ValueError as error:
             fault = "" if (late := isinstance(error, DroppedPolicy)) else self._members.track.damage(name)
             log.warning("%s sent records that are %s (%s); they are done again", name, "too late" if late else "damaged", error)
             landed(Tokens())
         if fault and not worker.refused:
             self._members.refuse(name, worker, fault)
+
+    def _rows_left(self, worker: str) -> int:
+        return sum(len(lease.left) for lease in self._leaser.of(worker))
 
     def _end(self) -> None:
         """Has the workers end what they still do, and takes what they have finished."""

@@ -48,6 +48,7 @@ class Membership:
         self._fleet, self._hellos, self._run, self._offer = fleet, hellos, run, offer
         self._roster, self._leaser, self._returns, self._policies = roster, leaser, returns, policies
         self._files, self._progress, self._log = files, progress, log_of_leases
+        self._noted = set[str]()  # workers that sessions.jsonl has since this start
         self._found: float | None = None  # when the first worker joined that was at the run already
         self.track = TrackRecords()
         self.ending = False  # errors of workers do not count any more
@@ -85,6 +86,10 @@ class Membership:
             self._leaser.equip(name, max(1, (rows >> facts.get("halved", 0)) // (self._run.spec.job.samples or 1)))
         if not self._run.noted:
             self._run.note({**facts, "workers": sorted(self._roster.workers)})
+        if name not in self._noted:
+            self._noted.add(name)
+            hello = worker.joined.hello
+            self._run.run_dir.add_worker({"worker": name, "host": hello.host, "facts": hello.facts, "session": facts})
         self._progress.doing("waiting for the workers' rows")
         self._policies.tell_newest(name)
         log.info("%s works on the run: %s on %s", name, facts.get("dtype"), facts.get("device"))

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from time import monotonic
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
@@ -31,10 +31,23 @@ _BAR = 10  # the least columns of the bar itself, with its ends
 _NO_TERMINAL = 80
 
 
+class WatchedWorkers(Protocol):
+    """The workers of a run, for those who watch it. For any thread."""
+
+    def shown(self) -> list[dict[str, Any]]:
+        """Returns what a line of JSON tells of the workers that are there: docs/status.md lists the fields."""
+        ...
+
+    def note(self) -> None:
+        """Writes workers.json, for ``mlx-bulk status``. Raises OSError."""
+        ...
+
+
 class Watch:
     """A context manager around the run. ``counts`` returns the rows done so far; ``metrics`` takes a line an interval.
 
     began: says whether the start is noted: what goes before, as while workers are awaited, is in no speed and no line of metrics.
+    workers: of a run that has some.
     """
 
     def __init__(
@@ -44,7 +57,9 @@ class Watch:
         metrics: Callable[[dict[str, Any]], None],
         show: Show,
         began: Callable[[], bool] = lambda: True,
+        workers: WatchedWorkers | None = None,
     ):
+        self._workers = workers
         self._progress, self._counts, self._metrics, self._show, self._began = progress, counts, metrics, show, began
         self._pace = Pace()
         self._bar: tqdm[Any] | None = None
@@ -71,6 +86,7 @@ class Watch:
         self._thread.join()
         self._look()
         self._note()
+        self._note_workers()
         if self._bar is not None:
             self._redraw()
             with suppress(OSError):
@@ -88,6 +104,7 @@ class Watch:
             if now >= json_due:
                 json_due = now + JSON_SECONDS
                 self._write_json("running")
+                self._note_workers()
             if now >= line_due:
                 line_due = now + LINE_SECONDS
                 self._note()
@@ -124,9 +141,17 @@ class Watch:
         line |= {"prompt_tokens": p.prompt, "generated_tokens": p.generated, "scored_tokens": p.scored}
         line |= {"tokens_per_second": round(self._pace.tokens_per_second, 1), "seconds_left": None if left is None else round(left)}
         line |= {"policy": at.policy, "doing": p.activity.now, "peak_memory_bytes": peak_bytes()}
+        line |= {"workers": [] if self._workers is None else self._workers.shown()}
         with suppress(OSError):
             sys.stderr.write(json.dumps(line) + "\n")
             sys.stderr.flush()
+
+    def _note_workers(self) -> None:
+        try:
+            if self._workers is not None:
+                self._workers.note()
+        except OSError as error:
+            log.warning("workers.json cannot be written: %s", error)
 
     def _note(self) -> None:
         """Writes a line of metrics, with the tokens a second since the previous line or the start."""

@@ -7,7 +7,7 @@ import errno
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +29,7 @@ from ..store.paths import OWN_FILES, OWN_FOLDERS, OWN_JOURNALS, OWN_PARTS, OWN_P
 from ..store.recovery import Recovered, recover, require_covered
 from .drift import KeyDrift, identity_drift, inputs_content, inputs_drift, inputs_key, refusal, require_adoptable, rounds_drift, values_at
 from .run_files import SCHEMA_VERSION, read_run, unchecked_run
+from .worker_parts import WorkerPart
 
 log = logging.getLogger("mlx_bulk")
 
@@ -155,6 +156,14 @@ class RunDir(RunPaths):
     def add_lease(self, values: dict[str, Any]) -> None:
         """Appends a finished lease's line to workers.jsonl."""
         append_line(self.workers, {"time": now(), **values})
+
+    def add_worker(self, values: dict[str, Any]) -> None:
+        """Notes a worker of the last start in sessions.jsonl: its machine, versions and device."""
+        append_line(self.sessions, {"event": "worker", "time": now(), **values})
+
+    def write_workers(self, parts: Sequence[WorkerPart]) -> None:
+        """Writes workers.json."""
+        write_document(self.workers_now, {"workers": [part.values() for part in parts]})
 
     def add_metrics(self, values: dict[str, Any]) -> None:
         """Appends one interval's line to metrics.jsonl."""

@@ -16,23 +16,25 @@ LEFT_SECONDS = 600.0  # the time left is estimated over this time: a window's lo
 class Counts:
     """Progress of a run. rows: resolved ones, with those of earlier sessions. of: all rows. errors: quarantined ones.
 
-    policy: the version of the policy that generates, where there is one.
+    policy: the version of the policy that generates, where there is one. workers: those that are there, None for a run without any.
     """
 
     rows: int
     of: int
     errors: int
     policy: int | None = None
+    workers: int | None = None
 
 
 @dataclass(slots=True)
-class _Recent:
+class RecentRate:
     """A count over the last ``span`` seconds: (seconds, count), oldest first."""
 
     span: float
     marks: deque[tuple[float, int]] = field(default_factory=deque[tuple[float, int]])
 
     def add(self, now: float, count: int) -> None:
+        """Notes the count at ``now``."""
         self.marks.append((now, count))
         while len(self.marks) > 2 and self.marks[1][0] <= now - self.span:
             self.marks.popleft()
@@ -50,8 +52,8 @@ class Pace:
 
     counts: Counts = field(default_factory=lambda: Counts(0, 0, 0))
     tokens: int = 0
-    _tokens: _Recent = field(default_factory=lambda: _Recent(RATE_SECONDS))
-    _rows: _Recent = field(default_factory=lambda: _Recent(LEFT_SECONDS))
+    _tokens: RecentRate = field(default_factory=lambda: RecentRate(RATE_SECONDS))
+    _rows: RecentRate = field(default_factory=lambda: RecentRate(LEFT_SECONDS))
 
     def add(self, now: float, counts: Counts, tokens: int) -> None:
         """Adds how far the run is at ``now``, in seconds of any clock that does not go back."""
@@ -80,6 +82,7 @@ class Pace:
         pieces += [f"{duration(left)} left"] if left is not None and left >= 1 else []
         pieces += [f"{at.errors:,} {'error' if at.errors == 1 else 'errors'}"] if at.errors else []
         pieces += [f"policy {at.policy}"] if at.policy is not None else []
+        pieces += [f"{at.workers:,} {'worker' if at.workers == 1 else 'workers'}"] if at.workers is not None else []
         return [*pieces, f"{short_count(self.tokens)} tokens"]
 
     def line(self, width: int | None = None) -> str:

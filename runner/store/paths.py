@@ -13,6 +13,7 @@ OWN_FILES = (
     "report.html",
     "sessions.jsonl",
     "workers.jsonl",
+    "workers.json",
 )
 OWN_FOLDERS = ("results", "errors", "journal")
 _PART = r"part-(\d{8,})(?:\.g([2-9]|[1-9]\d+))?\.arrow"
@@ -71,6 +72,11 @@ class RunPaths:
     def workers(self) -> Path:
         """One line a lease of a run over workers: who did which rows, and how long it took."""
         return self.root / "workers.jsonl"
+
+    @property
+    def workers_now(self) -> Path:
+        """What each worker has done in all, with open leases, when a run over workers last wrote it: every few seconds."""
+        return self.root / "workers.json"
 
     @property
     def metrics(self) -> Path:

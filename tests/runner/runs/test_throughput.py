@@ -58,6 +58,9 @@ def test_the_line_says_what_there_is():
     pace = Pace()
     pace.add(0.0, Counts(0, 1_319, 0), 0)
     assert pace.line() == "0 of 1,319 rows (0.0 %), 0 tok/s, 0 tokens"
+    for workers, said in ((1, "1 worker"), (3, "3 workers")):
+        pace.add(0.0, Counts(0, 1_319, 0, workers=workers), 0)
+        assert pace.line() == f"0 of 1,319 rows (0.0 %), 0 tok/s, {said}, 0 tokens"
     pace.add(10.0, Counts(1_318, 1_319, 1, policy=4), 12_340)
     assert pace.line() == "1,318 of 1,319 rows (99.9 %), 1,234 tok/s, 1 error, policy 4, 12.3k tokens"
     pace.add(12.0, Counts(1_319, 1_319, 2), 12_340)

@@ -1,0 +1,62 @@
+"""What a run over workers tells of them: in progress, in status, and in sessions.jsonl. Workers are threads here; see ThreadFleet."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from mlx_bulk.configs.cluster import ClusterConfig
+from mlx_bulk.configs.load import load_config
+from mlx_bulk.jobs.kinds import KINDS
+from mlx_bulk.runner.cluster.fleet_work import ClusterWork
+from mlx_bulk.runner.core.host_process import HostProcess
+from mlx_bulk.runner.files.checked_lines import read_lines
+from mlx_bulk.runner.pipeline import session
+from mlx_bulk.runner.runs.run_dir import Start
+from mlx_bulk.runner.runs.status import run_status
+from mlx_bulk.runner.store.paths import RunPaths
+
+from ..jobs.support.bench import Bench
+from ..jobs.support.cluster_runs import ROWS, SETTINGS, engine
+from ..runner.support.thread_fleet import ThreadFleet
+
+
+@dataclass
+class Ended:
+    """A run that has ended: its folder, and its progress as JSON."""
+
+    paths: RunPaths
+    progress: list[dict[str, Any]]
+
+
+@pytest.fixture
+def ended(bench: Bench, capfd: pytest.CaptureFixture[str]) -> Ended:
+    """A run over two workers, which have names."""
+    fleet = ThreadFleet(engine, 2, label=lambda worker: f"mac-{worker[-1]}")
+    output = bench.root / "cluster"
+    config: Any = load_config(bench.write_config(rows=ROWS, output={"path": str(output)}, batch={"rows": 4, "rows_per_shard": 8}))
+    work = ClusterWork(lambda: fleet, ClusterConfig(**SETTINGS, min_workers=2, speculate=False))
+    session.run_job(config, KINDS[config.job], Start(), HostProcess(), "json", work)
+    fleet.end(True)
+    return Ended(RunPaths(output), [json.loads(line) for line in capfd.readouterr().err.splitlines() if line.startswith("{")])
+
+
+def test_the_machine_of_each_worker_is_noted_also_where_it_has_a_name(ended: Ended):
+    noted = [line for line in read_lines(ended.paths.sessions) if line["event"] == "worker"]
+    assert sorted(line["worker"] for line in noted) == ["worker-1", "worker-2"]
+    for line in noted:
+        assert line["host"] == "here"
+        assert line["facts"]["name"] == f"mac-{line['worker'][-1]}"
+        assert line["session"]["device"]
+        assert line["session"]["versions"]["mlx"]
+    assert {line["worker"] for line in read_lines(ended.paths.workers)} <= {line["worker"] for line in noted}
+
+
+def test_progress_and_status_tell_of_each_worker(ended: Ended):
+    assert ended.progress[0]["workers"] == []
+    last = ended.progress[-1]["workers"]
+    assert {each["worker"] for each in last} == {"worker-1", "worker-2"}
+    assert sum(each["rows"] for each in last) == len(ROWS)
+    assert all(each["peak_memory_bytes"] and each["last_seen"] for each in last)
+    shown = {(part.worker, part.rows, part.peak_memory_bytes) for part in run_status(ended.paths.root).workers}
+    assert shown == {(each["worker"], each["rows"], each["peak_memory_bytes"]) for each in last}
