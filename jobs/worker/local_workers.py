@@ -66,7 +66,7 @@ class LocalWorkers:
     @property
     def ended(self) -> list[int]:
         """The exit codes of workers that have left already."""
-        return [each.process.returncode for each in self._workers if each.process.poll() is not None]
+        return [code for each in self._workers if (code := each.process.poll()) is not None]
 
     def note_joined(self, worker: str) -> None:
         """Notes that a worker with this name in messages has joined the driver."""

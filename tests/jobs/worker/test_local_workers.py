@@ -150,12 +150,10 @@ def test_workers_of_a_killed_driver_that_do_not_fit_leave():
         assert not psutil.pid_exists(int(names[1].split("-")[2])) or not is_at_work(names[1])
         other = LocalWorkers(1, address, wait=PATIENCE, threads=2)
         assert workers.ended != []
-        deadline = monotonic() + PATIENCE
-        while monotonic() < deadline:
-            found = [event.worker for event in fleet.events(1.0) if isinstance(event, Joined) and event.worker not in names]
-            if found:
-                break
-        other.note_joined(found[0])
+        deadline, new = monotonic() + PATIENCE, list[str]()
+        while not new and monotonic() < deadline:
+            new = [event.worker for event in fleet.events(1.0) if isinstance(event, Joined) and event.worker not in names]
+        other.note_joined(new[0])
         fleet.end(dismiss=True)
         other.end()
     assert other.ended == [0]
