@@ -3,7 +3,7 @@
 Text of a row that spells a placeholder is text. It is marked before a template sees it, and encoded in two pieces that are no token
 together.
 
-    marked       a <image> b <•image>      shown   a <image> b <image>
+    marked       a <image> b •image>       shown   a <image> b <image>
     expanded     a [ i i i ] b <|image>    ids     a [ 1<<24 … ] b < image>      i: the token that carries a feature
 """
 
@@ -30,7 +30,10 @@ _MARK = "\ufdd0"  # no character: Unicode keeps it for a program's own use
 
 @dataclass(frozen=True)
 class PlaceMarks:
-    """Marks what spells a placeholder. image_token: by which a template says where a picture stands. feature_token: carries a feature."""
+    """Marks what spells a placeholder: in the place of its first character, so that a template which cuts text cuts it as ever.
+
+    image_token: by which a template says where a picture stands. feature_token: carries a feature.
+    """
 
     image_token: str
     feature_token: str
@@ -51,13 +54,29 @@ class PlaceMarks:
             text = text.replace(_marked(token), token)
         return text
 
+    def marked_as(self, rendered: str, text: str) -> str | None:
+        """Returns ``text`` with the marks of ``rendered``, where these differ in marks alone; else None.
+
+        A mark whose placeholder was cut is none: what is left of it spells nothing.
+        """
+        if len(rendered) != len(text):
+            return None
+        made = self._lone.sub(lambda found: text[found.start()], rendered)
+        return made if self.unmarked(made) == text else None
+
     def pieces(self, text: str) -> list[str]:
-        """Returns a marked text without marks, cut at each."""
+        """Returns a marked text without marks, cut behind the first character of what was marked."""
+        for token in self._tokens:
+            text = text.replace(_marked(token), f"{token[0]}{_marked(token)}")
         return self._cut.split(text)
 
     @cached_property
     def _tokens(self) -> tuple[str, ...]:
         return tuple({self.image_token, self.feature_token})
+
+    @cached_property
+    def _lone(self) -> re.Pattern[str]:
+        return re.compile(f"{_MARK}(?!{'|'.join(re.escape(token[1:]) for token in self._tokens)})")
 
     @cached_property
     def _cut(self) -> re.Pattern[str]:
@@ -173,7 +192,7 @@ class PictureText:
 
 
 def _marked(token: str) -> str:
-    return token[0] + _MARK + token[1:]
+    return _MARK + token[1:]
 
 
 def _shown_starts(starts: Ids, spans: Sequence[tuple[int, int, int]], token: int) -> Ids:

@@ -77,8 +77,8 @@ class PictureEncoder:
     def raw_text(self, render: Callable[[Any], str], columns: dict[str, Any], images: Sequence[NamedPicture], beside: Path) -> PictureText:
         """Renders a raw text, in which the template itself says where pictures stand. render: from columns to text. Raises RowError."""
         text, marked = render(columns), self._marks.marked(columns)
-        if marked != columns and self._marks.unmarked(spelled := render(marked)) == text:  # else the template changes what rows spell
-            text = spelled
+        if marked != columns and (spelled := self._marks.marked_as(render(marked), text)) is not None:
+            text = spelled  # else the template changes what rows spell
         return self._text(text, self._all_placed(images, beside), RAW, raw=True)
 
     def picture(self, picture: NamedPicture, beside: Path) -> PromptImage:

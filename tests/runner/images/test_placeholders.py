@@ -37,7 +37,7 @@ class Case:
         listed = listed_pictures(images, "images")
         return self.encoder.chat_text(messages, prefill, {}, "messages", listed, self.folder).prompt()
 
-    def raw(self, template: str, columns: dict[str, Any], images: object) -> Prompt:
+    def raw(self, template: str, columns: dict[str, Any], images: object = None) -> Prompt:
         from mlx_bulk.runner.templates.prompt_templates import compile_template
 
         render = compile_template(template, "prompt.text", list(columns))
@@ -157,6 +157,26 @@ def test_a_raw_prompt_places_pictures_itself(qwen: Case) -> None:
         match=r"prompt.text has 0 places for pictures .*, but the row has 1 picture; write <\|image_pad\|> where .* prompt.user",
     ):
         qwen.raw("{{ q }}", {"q": PAD}, A)
+
+
+@pytest.mark.parametrize(
+    "cut", ["q[:20]", "q[3:16]", "q[-20:]", "q | truncate(30, true)", "q | upper | lower", "q | trim", "(q ~ q)[5:40]"]
+)
+def test_what_a_row_spells_is_text_however_a_raw_prompt_cuts_it(qwen: Case, cut: str) -> None:
+    for at in range(12):
+        text = "x " * at + PAD + " and so on, for a while"
+        prompt = qwen.raw(f"{{{{ {cut} }}}} <|image_pad|>", {"q": text}, A)
+        assert prompt.text == qwen.raw(f"{{{{ {cut} }}}}", {"q": text}).text + f" {PAD}"
+        assert (prompt.ids >= FIRST_IMAGE_ID).sum() == 2
+        assert prompt.ids[-1] >= FIRST_IMAGE_ID
+        assert qwen.placeholder not in prompt.ids.tolist()
+
+
+def test_a_part_of_a_placeholder_has_the_ids_that_it_always_had(qwen: Case) -> None:
+    cut = f"Say {PAD}"[:-1]
+    assert qwen.raw("{{ q[:-1] }}", {"q": f"Say {PAD}"}).ids.tolist() == qwen.tokenizer.encode(cut).ids.tolist()
+    odd = qwen.raw("{{ q[:9] }}", {"q": "\ufdd0 and " + PAD})
+    assert odd.text == "\ufdd0 and <|i"
 
 
 def test_a_template_that_takes_lists_alone_shows_text_too(tmp_path: Path) -> None:
