@@ -15,7 +15,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.images import FIRST_IMAGE_ID, ImagePart
+from ..core.images import ImagePart, continues
 
 MARK = "_attends_in_blocks"  # on a network whose pictures see themselves both ways: not among a module's parameters
 
@@ -53,6 +53,19 @@ def seen_ahead(parts: list[ImagePart], shape: tuple[int, int]) -> mx.array:
     return same & (at[:, None] < at)
 
 
+def require_whole(parts: list[ImagePart], shape: tuple[int, int]) -> None:
+    """Raises ValueError where a call holds a picture in part: its tokens would not see those of another call. parts, shape: as above."""
+    for part in parts:
+        tokens, begins = part.image.tokens, part.indices[part.offsets == 0]
+        places = (begins[:, None] + np.arange(tokens)).ravel()
+        whole = np.array_equal(part.indices, places) and np.array_equal(part.offsets, np.tile(np.arange(tokens), len(begins)))
+        if not whole or (begins % shape[1] + tokens > shape[1]).any():
+            raise ValueError(
+                f"a call of the model cuts the picture {part.image.digest}: expected all {tokens} tokens of it, which see each other both "
+                "ways; this is a fault of mlx-bulk's: report it"
+            )
+
+
 def attend_in_blocks(network: Any) -> None:
     """Has a network's calls let a picture's tokens see each other both ways. Its calls must not cut pictures (see ``uncut``)."""
     object.__setattr__(network, MARK, True)
@@ -70,11 +83,6 @@ def uncut(network: Any, ids: NDArray[np.integer], tokens: int) -> int:
     """
     width = ids.shape[1]
     if attends_in_blocks(network):
-        while tokens < width and (_go_on(ids[:, tokens - 1], ids[:, tokens]).any() or tokens == width - 1):
+        while tokens < width and (continues(ids[:, tokens - 1], ids[:, tokens]).any() or tokens == width - 1):
             tokens += 1
     return tokens
-
-
-def _go_on(ids: NDArray[np.integer], following: NDArray[np.integer]) -> NDArray[np.bool_]:
-    """Returns where an id is a picture's and the following one may be the same picture's."""
-    return (ids >= FIRST_IMAGE_ID) & (following == ids + 1)

@@ -37,7 +37,8 @@ log = logging.getLogger("mlx_bulk")
 GRIDS = ((1, 2, 3), (1, 4, 2))  # of the pictures, in tokens
 SPREAD = 0.5  # of the noise: norms come first in a block, so that a picture counts as much as a token whatever the weights
 STEPS = 4  # decoded tokens
-LENGTHS = (5, 3, 9, 30, 4)  # of the texts in the rows
+LENGTHS = (5, 3, 9, 30, 4, 15, 35)  # of the texts in the rows
+ROWS = 4  # at once: as many as two prompts with two answers each need to share a call
 SEEN = 4  # times as much as rounding may move logprobs, another picture does
 CALLS = (1 << 30, 11)  # tokens of a call at most: a row in one, and in several that cut a picture
 _UNSHARED = {"shared_prompts": False, "shared_passages": False}
@@ -187,6 +188,8 @@ def made_up_pictures(table: ImageTable) -> tuple[PromptImage, PromptImage]:
 def _rows(pictures: Sequence[tuple[Ids, PromptImage]], texts: Sequence[Ids], bias: dict[int, float]) -> Iterator[Request]:
     """Yields rows with none, one and two pictures. Two begin alike, picture included; one is cut into several calls.
 
+    The last three are long enough for two passages to share what is before them. The last ends where the one before it has a picture.
+
     pictures: two of unlike size, with the ids that fill their places. texts: of the lengths ``LENGTHS``. bias: of logits.
     """
     small, large = pictures
@@ -194,8 +197,9 @@ def _rows(pictures: Sequence[tuple[Ids, PromptImage]], texts: Sequence[Ids], bia
         [texts[0], small, texts[1]],
         [texts[0], small, texts[4]],
         [texts[2]],
-        [texts[1], large, texts[4], small, texts[1]],
+        [texts[1], large, texts[4], small, texts[5]],
         [texts[3], small, texts[0]],
+        [texts[6]],
     ]
     for row, own in enumerate(parts):
         ids = np.concatenate([part[0] if isinstance(part, tuple) else part for part in own]).astype(np.int32)
@@ -222,7 +226,7 @@ def _difference(setup: Setup, trial: _Trial) -> float:
 
 
 def _trial(setup: Setup, table: ImageTable, wanted: LogprobOptions, tokens: int) -> Setup:
-    limits = replace(trial_limits(1 if setup.limits.rows == 1 else 3, setup.limits.equal_lengths), tokens=tokens)
+    limits = replace(trial_limits(1 if setup.limits.rows == 1 else ROWS, setup.limits.equal_lengths), tokens=tokens)
     return replace(setup, limits=limits, images=table, wanted=wanted, static=False, kv=None, prefix_cache=None, prefill_tokens=tokens)
 
 
@@ -237,7 +241,7 @@ def _gap(setup: Setup, trial: _Trial, tokens: int) -> float:
 
 
 def _scoring_gap(setup: Setup, trial: _Trial, tokens: int) -> float:
-    """The same of passages: of each row its last tokens, given two tokens more or less."""
+    """The same of passages: of each row its last tokens, and others in their place."""
     requests = [ScoreRequest(row.row, _passages(row.prompt.ids), images=row.prompt.images) for row in trial.rows]
     worst = 0.0
     for outcome in outcomes_of(Scorer(_trial(setup, trial.table, LogprobOptions(echo=True), tokens)), requests):
@@ -249,8 +253,8 @@ def _scoring_gap(setup: Setup, trial: _Trial, tokens: int) -> float:
 
 
 def _passages(ids: Ids) -> tuple[Passage, ...]:
-    """Returns a row's end as two passages that share all before it."""
-    whole = np.arange(len(ids) - 2, len(ids), dtype=np.int32)
+    """Returns a row's last two tokens as a passage, and another one, on top of the tokens before them that both share."""
+    end = np.arange(len(ids) - 2, len(ids), dtype=np.int32)
     other = ids.copy()
-    other[-1] = ids[-2]
-    return Passage(ids, whole), Passage(other, whole)
+    other[-2:] = ids[-1], ids[-2]
+    return Passage(ids, end), Passage(other, end)

@@ -138,6 +138,11 @@ class ImageTable:
         self._ends = {first: self._ends[first] for first in self._firsts}
 
 
+def continues(ids: NDArray[np.integer], following: NDArray[np.integer]) -> NDArray[np.bool_]:
+    """Returns where an id is a picture's and the following one may be the same picture's."""
+    return (ids >= FIRST_IMAGE_ID) & (following == ids + 1)
+
+
 def not_compared(kind: str) -> str:
     """Says of a model type what nobody compared with transformers."""
     return (

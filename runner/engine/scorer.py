@@ -73,6 +73,7 @@ class Scorer(FixedWeights):
         self._wanted, self._static = setup.wanted, setup.static
         self._right_padded = all(model.features.right_padded for model in self._models)
         self._shared = not setup.static and self._right_padded and all(model.features.shared_passages for model in self._models)
+        self._whole_pictures = any(model.whole_pictures for model in self._models)
         limits = scoring_limits(setup.limits, self._right_padded)
         self._room = MemoryBackoff(limits, setup.ranks)
 
@@ -162,7 +163,8 @@ class Scorer(FixedWeights):
         ``held_bytes``: KV caches of the ancestors. One batch's caches serve the next where its tokens can be trimmed off again.
         """
         spare: BatchCaches | None = None
-        for batch in segment_batches(siblings, self._room.limits, not self._right_padded, held_bytes):
+        limits, equal_lengths = self._room.limits, not self._right_padded
+        for batch in segment_batches(siblings, limits, equal_lengths, held_bytes, whole_pictures=self._whole_pictures):
             if window.stopped():
                 return
             window.batch = batch

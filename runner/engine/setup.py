@@ -96,8 +96,13 @@ class Setup:
 
         Where a picture changes how a whole call is computed, a passage has a batch of its own.
         """
-        alike = self.features.any_slot and not has_positions(self.model) and not attends_in_blocks(self.model)
+        alike = self.features.any_slot and not has_positions(self.model) and not self.whole_pictures
         return self.limits.rows if alike else 1
+
+    @property
+    def whole_pictures(self) -> bool:
+        """Returns whether no call may hold a picture in part."""
+        return attends_in_blocks(self.model)
 
     @property
     def joins(self) -> bool:

@@ -174,7 +174,8 @@ def scoring_work(requests: Sequence[ScoreRequest], setups: Sequence[Setup]) -> W
             _count_segments(work, batch, limits, 0.0)
     else:
         shared = right_padded and all(setup.features.shared_passages for setup in setups)
-        _count_tree(work, forest(requests, limits, shared), limits, not right_padded, 0.0)
+        whole_pictures = any(setup.whole_pictures for setup in setups)
+        _count_tree(work, forest(requests, limits, shared), limits, not right_padded, whole_pictures)
     return work
 
 
@@ -197,12 +198,15 @@ def _count_segments(work: Work, batch: Sequence[Segment], limits: Limits, held: 
     work.raise_peaks(len(batch), held + limits.kv(len(batch), max(segment.longest for segment in batch)))
 
 
-def _count_tree(work: Work, segments: Sequence[Segment], limits: Limits, equal_lengths: bool, held: float) -> None:
+def _count_tree(
+    work: Work, segments: Sequence[Segment], limits: Limits, equal_lengths: bool, whole_pictures: bool, held: float = 0.0
+) -> None:
     """Counts segments and their children in the scorer's order. ``held``: bytes of the KV caches of their parents."""
-    for batch in segment_batches(segments, limits, equal_lengths, held):
+    for batch in segment_batches(segments, limits, equal_lengths, held, whole_pictures=whole_pictures):
         _count_segments(work, batch, limits, held)
         if len(batch) == 1 and batch[0].children:
-            _count_tree(work, batch[0].children, limits, equal_lengths, held + limits.kv(1, len(batch[0].ids)))
+            below = held + limits.kv(1, len(batch[0].ids))
+            _count_tree(work, batch[0].children, limits, equal_lengths, whole_pictures, below)
         elif batch[0].children:
             for turn in child_turns([parent.children for parent in batch])[1]:
                 _count_segments(work, turn, limits, held)

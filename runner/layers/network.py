@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from ...kernels.fused_logprobs import Product
-from ..caches.image_blocks import ImageBlocks, attends_in_blocks, seen_ahead
+from ..caches.image_blocks import ImageBlocks, attends_in_blocks, require_whole, seen_ahead
 from ..caches.row_positions import RowPositions
 from ..core.arrays import Ids
 from ..core.errors import RowError
@@ -63,6 +63,7 @@ class Network:
         less than none, where a row's tokens come in several calls. None: all columns are tokens.
         ``read`` says what the caller evaluates: logits [B, T, V] float, hidden states [B, T, H] (see ``logits``), or the
         caches alone, and then there is no result. What nobody reads is not computed.
+        Raises ValueError for a part of a picture where pictures see themselves both ways.
         """
         context = context_of(self.model)
         try:
@@ -108,7 +109,8 @@ class Network:
         return RowPositions(rows) if pictures and has_positions(self.model) else None, caches
 
     def _blocks(self, parts: list[ImagePart], shape: tuple[int, int], caches: Caches | None) -> Caches:
-        """Returns the layers' caches as those of a call whose pictures see themselves both ways."""
+        """Returns the layers' caches as those of a call whose pictures see themselves both ways. Raises ValueError where one is cut."""
+        require_whole(parts, shape)
         ahead = seen_ahead(parts, shape)
         return cast(Caches, [ImageBlocks(cache, ahead) for cache in caches or make_caches(self.model, shape[0], padded=False)])
 

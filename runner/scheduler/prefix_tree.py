@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.arrays import Ids
+from ..core.images import continues
 from ..core.requests import Passage, ScoreRequest
 from .limits import Limits
 
@@ -61,6 +62,12 @@ class Segment:
     def longest(self) -> int:
         """Counts the tokens of the longest branch through this segment, from the first token on."""
         return max((child.longest for child in self.children), default=len(self.ids))
+
+    def uncut(self, length: int) -> int:
+        """Returns the most of its own tokens, at most ``length``, behind which no picture goes on."""
+        own = self.ids[self.start : self.start + length + 1]
+        ends = 1 + np.flatnonzero(~continues(own[:-1], own[1:]))
+        return len(self) if length >= len(self) else int(ends[-1]) if len(ends) else 0
 
     def shortened(self, length: int) -> "Segment":
         """Returns the segment cut to ``length`` tokens. Each child takes over the rest; the children must be leaves."""

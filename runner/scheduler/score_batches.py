@@ -7,7 +7,7 @@ import numpy as np
 
 from ..core.requests import ScoreRequest
 from .limits import Limits
-from .prefix_tree import CALL_TOKENS, SAVING_SHARE, PassageRead, Segment, owned_passages, passage_input
+from .prefix_tree import CALL_TOKENS, MIN_PREFIX, SAVING_SHARE, PassageRead, Segment, owned_passages, passage_input
 
 PORTION_BATCHES = 32  # batches after which every started row is finished: rows are saved steadily, and lengths still match well
 
@@ -42,16 +42,18 @@ def fixed_batches(requests: Sequence[ScoreRequest], rows: int, padded_length: Ca
     return batches
 
 
-def segment_batches(segments: Sequence[Segment], limits: Limits, equal_lengths: bool, held: float = 0.0) -> list[list[Segment]]:
+def segment_batches(
+    segments: Sequence[Segment], limits: Limits, equal_lengths: bool, held: float = 0.0, *, whole_pictures: bool = False
+) -> list[list[Segment]]:
     """Returns which sibling segments go through the model together: first those with children, then the leaves, longest first.
 
     ``held``: bytes of the KV caches of their parents. A batch keeps to rows, padded tokens and KV bytes; one segment that exceeds the
     tokens goes alone, in chunks. With ``equal_lengths`` only segments of one length share a batch.
 
-    Segments with children share a batch only at one length: all are cut to the shortest, and their children compute the rest. Trees of
-    more than two levels go alone.
+    Segments with children share a batch only at one length: all are cut to the shortest, and their children compute the rest. With
+    ``whole_pictures`` all are cut before a picture that would be cut. Trees of more than two levels go alone.
     """
-    batches = _parent_batches([s for s in segments if s.children], limits, held)
+    batches = _parent_batches([s for s in segments if s.children], limits, held, whole_pictures)
     for portion in _portions([s for s in segments if not s.children], PORTION_BATCHES * limits.tokens):
         batch: list[Segment] = []
         for leaf in portion:
@@ -75,13 +77,13 @@ def child_turns(children: Sequence[Sequence[Segment]]) -> tuple[list[int], list[
     return order, [[own[turn] for own in longest_first if len(own) > turn] for turn in range(len(longest_first[0]))]
 
 
-def _parent_batches(parents: Sequence[Segment], limits: Limits, held: float) -> list[list[Segment]]:
+def _parent_batches(parents: Sequence[Segment], limits: Limits, held: float, whole_pictures: bool) -> list[list[Segment]]:
     batches: list[_ParentBatch] = []
     for parent in sorted(parents, key=lambda s: (-min(s.height, 2), -len(s))):
         if not batches or not batches[-1].takes(parent, limits, held):
-            batches.append(_ParentBatch())
+            batches.append(_ParentBatch(whole_pictures))
         batches[-1].add(parent)
-    return [batch.cut_to_shortest() for batch in batches]
+    return [batch.cut() for batch in batches]
 
 
 def _portions(leaves: list[Segment], tokens: int) -> Iterator[list[Segment]]:
@@ -100,8 +102,13 @@ def _portions(leaves: list[Segment], tokens: int) -> Iterator[list[Segment]]:
 
 @dataclass(slots=True)
 class _ParentBatch:
-    """Segments with children, longest first, that share a call up to the end of the shortest."""
+    """Segments with children, longest first, that share a call up to the end of the shortest, or to a picture that this would cut.
 
+    a b c P P P d    With ``whole_pictures`` both are cut to three tokens; else to five.
+    e f g h i
+    """
+
+    whole_pictures: bool
     segments: list[Segment] = field(default_factory=list[Segment])
     longest: int = 0  # tokens of the longest branch
     deep: bool = False  # the batch holds a tree of more than two levels
@@ -110,8 +117,8 @@ class _ParentBatch:
 
     def takes(self, new: Segment, limits: Limits, held: float) -> bool:
         """Returns True when ``new`` may join: little is computed twice, and memory is left for the children's copies of KV caches."""
-        rows, width, longest = len(self.segments) + 1, len(new), max(self.longest, new.longest)
-        if self.deep or new.height > 1 or 2 * max(len(new.children), len(self.segments[0].children)) > limits.rows:
+        rows, width, longest = len(self.segments) + 1, self.width([*self.segments, new]), max(self.longest, new.longest)
+        if self.deep or new.height > 1 or 2 * max(len(new.children), len(self.segments[0].children)) > limits.rows or width < MIN_PREFIX:
             return False
         twice = self.further_tokens - self.further_children * width
         saved = CALL_TOKENS * (1 + len(new.children))  # a batch of its own would take as many calls more
@@ -124,11 +131,17 @@ class _ParentBatch:
         self.further_children += len(new.children) - 1
         self.further_tokens += (len(new.children) - 1) * len(new)
 
-    def cut_to_shortest(self) -> list[Segment]:
-        """Returns the segments, all as long as the shortest of them."""
-        if len(self.segments) == 1:
-            return self.segments
-        return [segment.shortened(len(self.segments[-1])) for segment in self.segments]
+    def width(self, segments: Sequence[Segment]) -> int:
+        """Returns how many tokens the segments would have after the cut. The last is the shortest."""
+        width = len(segments[-1])
+        while self.whole_pictures and (uncut := min(segment.uncut(width) for segment in segments)) < width:
+            width = uncut
+        return width
+
+    def cut(self) -> list[Segment]:
+        """Returns the segments, all of one length."""
+        width = self.width(self.segments)
+        return self.segments if len(self.segments) == 1 else [segment.shortened(width) for segment in self.segments]
 
 
 def _fits(rows: int, width: int, longest: int, limits: Limits, held: float) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_bulk.runner.caches.image_blocks import ImageBlocks, attend_in_blocks, seen_ahead, uncut
+from mlx_bulk.runner.caches.image_blocks import ImageBlocks, attend_in_blocks, require_whole, seen_ahead, uncut
 from mlx_bulk.runner.core.images import ImageTable, PromptImage
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 from numpy.typing import NDArray
@@ -102,3 +102,27 @@ def test_unlike_pictures_side_by_side_do_not_see_each_other():
     pictures: list[PromptImage] = [SMALL, LARGE]
     ids = np.concatenate([picture.ids for picture in pictures])[None]
     assert np.array_equal(ahead(ids)[0, 0], np.triu(specified(ids[0].tolist(), None), 1))
+
+
+@pytest.mark.parametrize(
+    ("rows", "whole"),
+    [
+        ([ROW], True),
+        ([[3, *SMALL.ids, *SMALL.ids], [*SMALL.ids, 3, 3, 3]], True),
+        ([[3, 3, 3]], True),
+        ([ROW[:8], ROW[8:]], False),
+        ([[3, *LARGE.ids[:2]]], False),
+        ([[*LARGE.ids[3:], 3]], False),
+        ([[3, SMALL.ids[0]], [SMALL.ids[1], 3]], False),  # one row ends with its first token, the next begins with its last
+        ([[SMALL.ids[0]], [SMALL.ids[1]]], False),
+        ([[SMALL.ids[0], 3, SMALL.ids[1]]], False),
+        ([[*SMALL.ids, SMALL.ids[0]]], False),
+    ],
+)
+def test_a_call_that_cuts_a_picture_is_refused(rows: list[list[int]], whole: bool):
+    ids = np.array(rows)
+    if whole:
+        require_whole(TABLE.images_in(ids), ids.shape)
+    else:
+        with pytest.raises(ValueError, match=r"a call of the model cuts the picture [25]: expected all [25] tokens"):
+            require_whole(TABLE.images_in(ids), ids.shape)

@@ -5,11 +5,14 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx_bulk.runner.caches.image_blocks import attend_in_blocks
 from mlx_bulk.runner.checks.picture_check import tried_with_pictures
 from mlx_bulk.runner.core.errors import ModelError
 from mlx_bulk.runner.core.images import ImageTable
 from mlx_bulk.runner.engine.setup import Setup
+from mlx_bulk.runner.layers import network as network_file
 from mlx_bulk.runner.layers.call_context import READER, context_of
+from mlx_bulk.runner.scheduler.prefix_tree import Segment
 from mlx_bulk.runner.vision.features import FeatureCache
 from mlx_bulk.runner.vision.image_embedding import ImageEmbedding, read_pictures_with
 
@@ -20,8 +23,8 @@ from ..support.tiny_runs import setup_of
 ALLOWED = 1e-4
 
 
-def reading(**more: Any) -> Setup:
-    network = as_it_came("llama")
+def reading(family: str = "llama", **more: Any) -> Setup:
+    network = as_it_came(family)
     read_pictures_with(network, FeatureCache(NoiseTower()))
     return setup_of(network, images=ImageTable(PLACEHOLDER), shared_prompts=True, **more)
 
@@ -59,6 +62,20 @@ def test_pictures_that_must_not_be_cut_are_fed_in_one_call(monkeypatch: pytest.M
     found = tried_with_pictures(setup, ALLOWED, "uncut")
     assert not found.features.chunked
     assert not found.features.shared_prompts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("refused", [True, False])
+def test_scoring_that_cuts_pictures_which_see_themselves_both_ways_is_given_up(monkeypatch: pytest.MonkeyPatch, refused: bool) -> None:
+    """refused: the network's own refusal of such a call stays."""
+    setup = reading("gemma3_text", chunked=True)
+    attend_in_blocks(setup.model)
+    assert tried_with_pictures(setup, ALLOWED, "whole") == setup
+    monkeypatch.setattr(Segment, "uncut", lambda self, length: length)
+    if not refused:
+        monkeypatch.setattr(network_file, "require_whole", lambda parts, shape: None)
+    found = tried_with_pictures(setup, ALLOWED, "cut")
+    assert (found.features.shared_passages, found.features.chunked, found.limits.rows) == (False, True, setup.limits.rows)
 
 
 def test_a_model_that_fails_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

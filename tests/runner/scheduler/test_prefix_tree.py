@@ -51,12 +51,15 @@ def branches(segments: list[Segment], above: tuple[Segment, ...] = ()) -> Iterat
         yield from branches(segment.children, way) if segment.children else [way]
 
 
-def all_batches(segments: list[Segment], limits: Limits, equal_lengths: bool, held: float = 0.0) -> Iterator[tuple[list[Segment], float]]:
+def all_batches(
+    segments: list[Segment], limits: Limits, equal_lengths: bool, held: float = 0.0, whole_pictures: bool = False
+) -> Iterator[tuple[list[Segment], float]]:
     """Yields all batches in the scorer's order, each with the bytes held beside it."""
-    for batch in segment_batches(segments, limits, equal_lengths, held):
+    for batch in segment_batches(segments, limits, equal_lengths, held, whole_pictures=whole_pictures):
         yield batch, held
         if len(batch) == 1:
-            yield from all_batches(batch[0].children, limits, equal_lengths, held + limits.kv(1, len(batch[0].ids)))
+            below = held + limits.kv(1, len(batch[0].ids))
+            yield from all_batches(batch[0].children, limits, equal_lengths, below, whole_pictures)
         else:
             yield from ((turn, held) for turn in child_turns([parent.children for parent in batch])[1])
 

@@ -1,6 +1,7 @@
 """Rows with pictures in batches, calls and caches of all kinds, against mlx-lm's layers with plainly specified positions and masks."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ from mlx_bulk.runner.caches.image_blocks import attend_in_blocks
 from mlx_bulk.runner.core.images import FIRST_IMAGE_ID, ImageTable, PromptImage
 from mlx_bulk.runner.core.kv_quantization import KVQuantization
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
-from mlx_bulk.runner.core.requests import Passage, Request, Sampling, ScoreRequest
+from mlx_bulk.runner.core.outcomes import Generated
+from mlx_bulk.runner.core.requests import Passage, Request, Sample, Sampling, ScoreRequest
 from mlx_bulk.runner.engine.prefix_disk_cache import PrefixCache
+from mlx_bulk.runner.engine.reference_logprobs import Finished, Reference
 from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.layers.call_context import context_of
 from mlx_bulk.runner.layers.deepstack import add_deepstack
@@ -30,7 +33,7 @@ from numpy.typing import NDArray
 from ..support import tiny
 from ..support.made_up_pictures import PLACEHOLDER, picture_ids, picture_request
 from ..support.picture_truth import StackedNoise, picture_truth
-from ..support.tiny_runs import run, scored, setup_of
+from ..support.tiny_runs import multiple_choice, run, scored, setup_of
 
 FLAT = 1e-4  # float32's rounding; a picture's wrong position or mask moves logprobs by more than 0.05
 TEXT: dict[str, Any] = {
@@ -95,8 +98,8 @@ class Bench:
     def setup(self, **more: Any) -> Setup:
         return setup_of(self.network, images=self.table, **more)
 
-    def requests(self) -> list[Request]:
-        return [picture_request(i, row, Sampling(max_tokens=8, temperature=0.0)) for i, row in enumerate(self.rows)]
+    def requests(self, temperature: float = 0.0) -> list[Request]:
+        return [picture_request(i, row, Sampling(max_tokens=8, temperature=temperature)) for i, row in enumerate(self.rows)]
 
     def truth(self, ids: Any) -> NDArray[np.float64]:
         return picture_truth(self._plain, self.table, self.tower, np.array(ids, np.int32), self.axes)
@@ -160,6 +163,45 @@ def test_answers_are_scored_on_shared_prefixes(bench: Bench, kernels: bool) -> N
         for passage, scores in zip(request.passages, outcome.scores, strict=True):
             truth = bench.truth(passage.ids)[passage.positions - 1, passage.ids[passage.positions]]
             np.testing.assert_allclose(scores.logprobs, truth, rtol=0, atol=FLAT)
+
+
+def unlike_lengths(bench: Bench) -> list[Parts]:
+    """Prompts that scoring cuts to one length, which may lie within a picture."""
+    a, c = bench.rows[0][1], bench.rows[2][1]
+    return [[[*range(5, 25)]], [[*range(40, 58)], a, [*range(60, 70)]], [[*range(20, 33)], c, [34, 35], a, [*range(3, 12)]]]
+
+
+def test_answers_to_prompts_of_unlike_length_are_scored(bench: Bench) -> None:
+    prompts = [picture_ids(*row) for row in unlike_lengths(bench)]
+    requests = multiple_choice(prompts, [[[50, 3], [51, 52, 9]]] * 3)
+    for request, outcome in zip(requests, scored(bench.setup(chunked=True, rows=6, tokens=512), requests), strict=True):
+        for passage, scores in zip(request.passages, outcome.scores, strict=True):
+            truth = bench.truth(passage.ids)[passage.positions - 1, passage.ids[passage.positions]]
+            np.testing.assert_allclose(scores.logprobs, truth, rtol=0, atol=FLAT)
+
+
+def test_samples_of_prompts_of_unlike_length_have_their_references_logprobs(bench: Bench) -> None:
+    bench.rows = unlike_lengths(bench)
+    requests = [replace(one, work=replace(one.work, samples=(Sample(0, 0), Sample(1, 1)))) for one in bench.requests(temperature=1.0)]
+    setup = bench.setup(chunked=True, rows=6, tokens=512, wanted=LogprobOptions())
+    drawn = [Finished(requests[one.row], one) for one in run(setup, requests)]
+    found = [one for one in Reference(setup, own=True).logprobs(drawn, lambda: False) if isinstance(one, Generated)]
+    assert len(found) == 6
+    for one in found:
+        ids = np.concatenate([requests[one.row].prompt.ids, one.ids])
+        assert one.ref_logprobs is not None
+        truth = bench.truth(ids)[-len(one.ids) - 1 : -1][np.arange(len(one.ids)), one.ids]
+        np.testing.assert_allclose(one.ref_logprobs, truth, rtol=0, atol=FLAT)
+
+
+def test_a_call_of_a_part_of_a_picture_is_refused_where_it_sees_itself_both_ways(bench: Bench) -> None:
+    row = np.array(picture_ids(*bench.rows[0])[:5], np.int32)
+    network = Network(bench.network, None, bench.table)
+    if bench.kind == "gemma3":
+        with pytest.raises(ValueError, match="a call of the model cuts the picture 2 3: expected all 6 tokens"):
+            network(row[None], None)
+    else:
+        mx.eval(network(row[None], None))
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
