@@ -82,9 +82,9 @@ def together(arrays: list[NDArray[Any]], along: int) -> NDArray[Any]:
 
 
 def write_vision_model(
-    family: str, folder: Path, vocabulary: int = VOCABULARY, placeholder: int = PLACEHOLDER, image_size: int = 56
+    family: str, folder: Path, vocabulary: int = VOCABULARY, placeholder: int = PLACEHOLDER, image_size: int = 56, seed: int = 1
 ) -> VisionModel:
-    """Makes a random model and saves it as transformers 5 does, for a tokenizer and an image processor of these sizes."""
+    """Makes a random model and saves it as transformers 5 does, for a tokenizer and an image processor of these sizes. seed: of weights."""
     import torch  # pyright: ignore[reportMissingImports]  (the extra oracle has it)
     import transformers
 
@@ -94,7 +94,7 @@ def write_vision_model(
         config.vision_config.image_size = image_size
     torch.manual_seed(0)
     model = made._from_config(config, attn_implementation="eager")
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             noise = torch.randn(weight.shape, generator=generator)

@@ -38,6 +38,7 @@ EXPERTS: dict[str, Any] = {
     "norm_topk_prob": True,
 }
 PINPOINTS = [[56, 112], [112, 56], [112, 112]]  # of tiles of 56 pixels
+TILE_TOKENS = 4  # of Idefics 3
 IN_TURNS: dict[str, Any] = SECTIONS | {"mrope_section": [3, 3, 2], "mrope_interleaved": True}
 
 
@@ -226,8 +227,9 @@ def made_pixels(family: str, config: Any, height: int, width: int, seed: int) ->
         return {"pixel_values": pixels(1, 3, side * height, side * width), "image_sizes": sizes}, height * width
     if family.startswith("internvl") or family == "aya_vision":  # in tiles
         return {"pixel_values": pixels(height, 3, 56, 56)}, 4 * height
-    if family in ("idefics3", "smolvlm"):
-        return {"pixel_values": pixels(1, 1, 3, 56, 56)}, 4
+    if family in ("idefics3", "smolvlm"):  # in tiles, the whole picture behind them
+        tiles = height + (height > 1)
+        return {"pixel_values": pixels(1, tiles, 3, 56, 56)}, TILE_TOKENS * tiles
     if family in ("llava_next", "llava_onevision"):  # tiles, and the size in pixels of what they are cut from
         size = (20 * height, 20 * width + seed)
         tiles, tokens = tiles_of(family, config, size)

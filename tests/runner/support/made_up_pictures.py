@@ -1,6 +1,7 @@
 """Pictures without pixels, a tower that makes random features of them, and a network's slow truth on rows that hold them."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -11,6 +12,7 @@ from mlx_bulk.runner.core.requests import Generate, Prompt, Request, Sample, Sam
 from mlx_bulk.runner.layers.call_context import PlacedFeatures, context_of
 from mlx_bulk.runner.vision.features import ImageFeatures
 from mlx_bulk.runner.vision.image_embedding import ImageEmbedding
+from numpy.typing import NDArray
 
 PLACEHOLDER = 9
 
@@ -38,19 +40,42 @@ class NoiseTower:
         return ImageFeatures(mx.array((self.scale * noise).astype(np.float32)))
 
 
+@dataclass(frozen=True, slots=True)
+class PictureTile:
+    """Some of a picture's tokens, where others stand between."""
+
+    image: PromptImage
+    begin: int
+    end: int
+
+    @property
+    def ids(self) -> NDArray[np.int32]:
+        return self.image.ids[self.begin : self.end]
+
+
+Part = Sequence[int] | PromptImage | PictureTile
+
+
+def pictures_of(parts: Sequence[Part]) -> tuple[PromptImage, ...]:
+    """The pictures of a row, in their order."""
+    found = (part.image if isinstance(part, PictureTile) and not part.begin else part for part in parts)
+    return tuple(part for part in found if isinstance(part, PromptImage))
+
+
 def picture(table: ImageTable, digest: str, tokens: int) -> PromptImage:
     return table.register(digest, tokens, (1, 1, tokens), dict)
 
 
-def picture_ids(*parts: Sequence[int] | PromptImage) -> list[int]:
+def picture_ids(*parts: Part) -> list[int]:
     """Token ids of texts and pictures, one after another."""
-    return [int(i) for part in parts for i in (part.ids if isinstance(part, PromptImage) else part)]
+    return [int(i) for part in parts for i in (part.ids if isinstance(part, PromptImage | PictureTile) else part)]
 
 
-def picture_request(row: int, parts: Sequence[Sequence[int] | PromptImage], sampling: Sampling, samples: int = 1) -> Request:
+def picture_request(row: int, parts: Sequence[Part], sampling: Sampling, samples: int = 1) -> Request:
     ids = np.array(picture_ids(*parts), np.int32)
-    images = tuple(part for part in parts if isinstance(part, PromptImage))
-    return Request(row, Prompt("", ids, np.zeros_like(ids), images), Generate(sampling, tuple(Sample(i, i) for i in range(samples))))
+    return Request(
+        row, Prompt("", ids, np.zeros_like(ids), pictures_of(parts)), Generate(sampling, tuple(Sample(i, i) for i in range(samples)))
+    )
 
 
 def true_logprobs(network: Any, table: ImageTable, tower: NoiseTower, ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
