@@ -60,8 +60,8 @@ class Embedder:
     ) -> Floats:
         """Embeds texts, and returns their vectors [n, D] float32 in their order.
 
-        Where the model was loaded with ``images=True``, one may be a mapping: {"image": …}, {"text": …, "image": …}, with a path, bytes, a
-        data URL or a list of these as image.
+        Where the model was loaded with ``images=True``, one may be a mapping: {"image": …}, {"text": …, "image": …}, with a path, bytes, an
+        image of Pillow's, a data URL or a list of these as image.
 
         prompt_name: one of the model's prompts, such as "query", which goes before each text; prompt: such a text itself, "" for none.
         Without either the model's default prompt is taken, where it has one. too_long: what becomes of a text of more tokens than

@@ -146,7 +146,7 @@ def picture_encoder(config: JobConfig, checkpoint: Checkpoint, tokenizer: Tokeni
         found = f"the model ({checkpoint.config.get('model_type')}) reads text alone: its config.json has no vision_config"
         raise ConfigError(f"images: {found}; take a vision model, or leave images out")
     processor = load_picture_processor(checkpoint.folder, checkpoint.config, tokenizer.hf)
-    sources = PictureSources((Path.cwd().resolve(),), config.data.fetch)
+    sources = PictureSources((Path.cwd().resolve(),), fetch=None, called="the working directory")
     return PictureEncoder(tokenizer, processor, sources, config.data.max_image_pixels)
 
 

@@ -117,5 +117,5 @@ def _uneven(where: str, holes: list[dict[str, Any]], images: int) -> RowError:
         cure = f"the picture of a part is under {', '.join(_HOLDS[:-1])} or {_HOLDS[-1]}"
         return picture_error(f"{where} has {parts}: one has the keys {keys}; {cure}")
     if not images:
-        return picture_error(f"{where} has {parts}, and there is none in prompt.images; expected one for each part")
+        return picture_error(f"{where} has {parts}, and the row brings none beside its messages; put one into each part")
     return picture_error(f"{where} has {parts}, and prompt.images gives {images} picture{'s' * (images != 1)}; expected one for each part")

@@ -80,6 +80,19 @@ def _tile_size(image: "Image") -> tuple[int, int]:
     return (width, height) if isinstance(width, int) and isinstance(height, int) else (0, 0)
 
 
+def pixels_file(image: "Image", name: str, most_pixels: int) -> bytes:
+    """Returns the pixels of an image in memory as a file, which ``read_picture`` reads. Arguments and errors as there."""
+    _require_few_pixels(image.size, name, most_pixels)
+    made = BytesIO()
+    try:
+        _rgb(_turned(image), name).save(made, "PPM")
+    except RowError:
+        raise
+    except Exception as error:  # a file that was opened before, and is cut off or closed
+        raise _damaged(name, error) from None
+    return made.getvalue()
+
+
 @cache
 def pillow() -> Any:
     """Returns Pillow's module of images. Raises ConfigError where it is not installed."""
@@ -129,7 +142,7 @@ def _rgb(image: "Image", name: str) -> "Image":
 
 def _too_large(name: str, size: str, most: int) -> RowError:
     found = f"the picture has {int(size):,} pixels" if size else "the picture has far more pixels"
-    return picture_error(f"{name}: {found}; expected at most {most:,} in all (data.max_image_pixels); make it smaller, or raise that")
+    return picture_error(f"{name}: {found}; expected at most {most:,} in all; make it smaller (a run may raise data.max_image_pixels)")
 
 
 def _damaged(name: str, error: Exception) -> RowError:

@@ -18,7 +18,7 @@ from ..text.assistant_spans import AssistantTurns
 from ..text.tokenizer import NOTHING, Tokenizer
 from .content_parts import Message, NamedPicture, chat_pictures
 from .picture_text import RAW, PictureText, PlacedPicture, PlaceMarks
-from .pictures import read_picture
+from .pictures import pillow, pixels_file, read_picture
 from .processors import ImageProcessor, Size
 from .sources import PictureSource, PictureSources, picture_error
 
@@ -94,7 +94,7 @@ class PictureEncoder:
 
     def _placed(self, picture: NamedPicture, beside: Path, several: bool) -> PlacedPicture:
         """Returns a picture that can be decoded, with its ids. several: its prompt has more, and that matters. Raises RowError."""
-        source = self._sources.source(picture.value, picture.where, beside)
+        source = self._source(picture, beside)
         data = source.read()
         contents = sha256(data).hexdigest()
         digest = sha256(f"{contents} {self._processor.settings}{' several' if several else ''}".encode()).hexdigest()
@@ -106,14 +106,21 @@ class PictureEncoder:
         self._sizes[digest] = size
         if len(self._sizes) > _REMEMBERED:
             self._sizes.popitem(last=False)
-        kept = None if source.path else data
+        kept = None if source.lasting else data
         inputs = partial(self._inputs, source, kept, contents, several)
         return PlacedPicture(self.table.register(digest, layout.tokens, layout.grid, inputs), layout)
+
+    def _source(self, picture: NamedPicture, beside: Path) -> PictureSource:
+        """Returns where a picture's bytes are. An image of Pillow's, which a program may give, is as good as a file. Raises RowError."""
+        value, where = picture.value, picture.where
+        if isinstance(value, pillow().Image):
+            return PictureSource(where, partial(pixels_file, value, where, self._most_pixels), lasting=True)
+        return self._sources.source(value, where, beside)
 
     def _inputs(self, source: PictureSource, kept: bytes | None, contents: str, several: bool) -> dict[str, NDArray[Any]]:
         """Returns what the tower takes of a picture, made anew. Raises DataError.
 
-        kept: its bytes, None for a file's. contents: their sha256.
+        kept: its bytes, None where they are read again. contents: their sha256.
         """
         try:
             found = source.read() if kept is None else kept

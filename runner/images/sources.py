@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePath
 from socket import gaierror
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -37,12 +37,14 @@ FileReader = Callable[[str, str, Path], bytes]
 class PictureSource:
     """Where a picture's bytes are. name: for messages. read: returns the bytes, or raises RowError.
 
-    path: the file, where it is one; that of the driver's machine where a worker has the picture from there.
+    path: the file, where it is one; that of the driver's machine where a worker has the picture from there. lasting: to read it again
+    costs no memory meanwhile.
     """
 
     name: str
     read: Callable[[], bytes]
     path: Path | None = None
+    lasting: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,26 +52,30 @@ class PictureSources:
     """Finds the pictures that rows name.
 
     folders: those that paths may lead into, with what lies below them. A relative path begins at the row's own folder. fetch: pictures
-    on the web may be read. files: reads files in the place of this machine's own.
+    on the web may be read; None where no setting allows it. files: reads files in the place of this machine's own. called: the folders, in
+    messages.
     """
 
     folders: tuple[Path, ...]
-    fetch: bool
+    fetch: bool | None
     files: FileReader | None = None
+    called: str = "the input's folder"
 
     def source(self, value: object, where: str, beside: Path) -> PictureSource:
         """Returns the source that a row's ``value`` names.
 
-        value: a path, a data URL or an address as text; bytes; or a mapping with ``bytes`` and ``path`` (an Image of datasets) or ``url``.
-        where: the value's place in the row, for messages. beside: the folder of the file that the row was read from. Raises RowError, and
-        ModelError where the folders themselves are gone.
+        value: a path, a data URL or an address as text; a Path; bytes; or a mapping with ``bytes`` and ``path`` (an Image of datasets) or
+        ``url``. where: the value's place in the row, for messages. beside: the folder of the file that the row was read from. Raises
+        RowError, and ModelError where the folders themselves are gone.
         """
         if isinstance(value, bytes | bytearray | memoryview):
             return _bytes_source(bytes(value), where)
         if isinstance(value, Mapping):
             return self._of_mapping(value, where, beside)
+        if isinstance(value, PurePath):
+            return self._of_file(str(value), where, beside)
         if not isinstance(value, str):
-            taken = "a path, bytes, a data URL, an address, {bytes, path} or {url}; a column may also hold a list of these, or null"
+            taken = "a path, bytes, a data URL, an address, {bytes, path} or {url}; where several may stand, also a list of these"
             raise picture_error(f"{where}: found {_found(value)}; expected a picture: {taken}")
         if not value.strip():
             raise picture_error(f"{where}: the path is empty; expected the path of a picture")
@@ -97,9 +103,9 @@ class PictureSources:
 
     def _of_file(self, path: str, where: str, beside: Path) -> PictureSource:
         if (files := self.files) is not None:
-            return PictureSource(shown_file(path, where), lambda: files(path, where, beside), beside / path)
+            return PictureSource(shown_file(path, where), lambda: files(path, where, beside), beside / path, lasting=True)
         file = self.file(path, where, beside)
-        return PictureSource(file.shown, file.read, file.place)
+        return PictureSource(file.shown, file.read, file.place, lasting=True)
 
     def file(self, path: str, where: str, beside: Path) -> "PictureFile":
         """Returns the file that a row names by a path. Arguments and errors as in ``source``.
@@ -119,7 +125,7 @@ class PictureSources:
         if not inside:
             folders = " or ".join(visible(str(folder)) for folder in self.folders) or "no folder"
             link = " (a link leads there)" if ".." not in Path(path).parts and not Path(path).is_absolute() else ""
-            raise picture_error(f"{shown} lies outside of the input's folder{link}; expected a picture below {folders}: copy it there")
+            raise picture_error(f"{shown} lies outside of {self.called}{link}; expected a picture below {folders}: copy it there")
         if not any(place.is_relative_to(folder) and folder.is_dir() for folder in self.folders):
             cure = "put it back, then run the same command again"
             raise ModelError(f"data.path: {visible(str(place.parent))}, from which {where} names a picture, is not there any more; {cure}")
@@ -128,7 +134,8 @@ class PictureSources:
     def _on_the_web(self, url: str, where: str) -> PictureSource:
         shown = f"{where}: {_short(url)}"
         if not self.fetch:
-            raise picture_error(f"{shown} is on the web, which is not read; set data.fetch: true, or download it and give its path")
+            allow = "" if self.fetch is None else "set data.fetch: true, or "
+            raise picture_error(f"{shown} is on the web, which is not read; {allow}download it and give its path")
         return PictureSource(shown, lambda: _fetched(url, shown))
 
 

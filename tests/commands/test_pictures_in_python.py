@@ -7,12 +7,20 @@ from typing import Any
 import mlx_bulk
 import numpy as np
 import pytest
+from PIL import Image
 
 from ..jobs.support.bench import Bench
 from ..picture_embedders import ROWS, write_picture_embedder, write_picture_rows
 from ..vision_folders import data_url, drawn, picture_bytes, write_vision_model
 
 pytestmark = pytest.mark.oracle
+
+
+@pytest.fixture(scope="module", name="picture_model")
+def a_picture_model(tmp_path_factory: pytest.TempPathFactory) -> mlx_bulk.Model:
+    folder = tmp_path_factory.mktemp("model")
+    write_vision_model(folder, "qwen2_vl")
+    return mlx_bulk.load(folder, images=True)
 
 
 def test_chats_with_pictures_are_those_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,6 +49,43 @@ def test_chats_with_pictures_are_those_of_a_run(tmp_path: Path, monkeypatch: pyt
         assert answer.outputs[0].logprobs.tolist() == pytest.approx(record["logprobs"], abs=1e-4)
     (plain,), (same,) = mlx_bulk.load(tmp_path / "model").score(["a text"]), model.score(["a text"])
     assert same.sum_logprob == pytest.approx(plain.sum_logprob, abs=1e-3)
+
+
+def test_paths_and_images_of_pillow_are_as_good_as_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_vision_model(tmp_path / "model", "qwen2_vl")
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    (tmp_path / "a.png").write_bytes(picture_bytes(drawn(60, 40), exif=turned))
+    clear = Image.new("RGBA", (40, 80), (200, 10, 10, 128))
+    clear.save(tmp_path / "b.png")
+    monkeypatch.chdir(tmp_path)
+    files: list[Any] = ["a.png", Path("a.png"), (tmp_path / "a.png").resolve(), Image.open("a.png"), "b.png", clear]
+    pictures = [*files, np.zeros((4, 4, 3)), Image.new("1", (1 << 15, 1 << 15))]
+    model = mlx_bulk.load(tmp_path / "model", images=True)
+    chats = [[{"role": "user", "content": [{"type": "image", "image": each}, {"type": "text", "text": "What?"}]}] for each in pictures]
+    answers = model.chat(chats, max_tokens=3, temperature=0.0, ignore_eos=True)
+    found = [answer.outputs[0].logprobs for answer in answers[: len(files)]]
+    for picture, same in ((0, 1), (0, 2), (0, 3), (4, 5)):
+        assert answers[same].outputs[0].ids.tolist() == answers[picture].outputs[0].ids.tolist()
+        np.testing.assert_allclose(found[same], found[picture], rtol=0, atol=1e-4)  # batches of other shapes
+    said = [answer.error.message for answer in answers if answer.error]
+    assert len(said) == 2
+    assert "messages[0].content[0]: found a value of the type ndarray; expected a picture: a path, bytes" in said[0]
+    assert "the picture has 1,073,741,824 pixels" in said[1]
+    vectors = mlx_bulk.load_embedder(tmp_path / "model", images=True, pooling="lasttoken").embed([{"image": each} for each in files])
+    assert np.abs(vectors[1:4] - vectors[0]).max() <= 1e-5
+    assert np.abs(vectors[5] - vectors[4]).max() <= 1e-5
+    assert np.abs(vectors[4] - vectors[0]).max() > 1e-3
+
+
+@pytest.mark.parametrize("image", ["/etc/passwd", "../x.png", Path("../x.png"), "https://example.org/a.png", 7, None])
+def test_what_is_no_picture_is_said_in_words_of_python(picture_model: mlx_bulk.Model, image: object) -> None:
+    content = [{"type": "image", "image": image}, {"type": "text", "text": "What?"}]
+    [answer] = picture_model.chat([[{"role": "user", "content": content}]], max_tokens=1)
+    assert answer.error is not None
+    assert answer.error.stage == "image"
+    for word in ("data.fetch", "prompt.images", "column", "the input"):
+        assert word not in answer.error.message
 
 
 @pytest.mark.slow

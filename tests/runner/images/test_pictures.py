@@ -90,7 +90,8 @@ def test_a_jpeg_that_is_cut_off_is_refused() -> None:
 @pytest.mark.parametrize("side", [1_001, 10_000, 14_143, 60_000])
 def test_a_bomb_is_refused_by_its_size(side: int) -> None:
     said = refusal(bomb(side, side))
-    assert f"a.png: the picture has {side * side:,} pixels; expected at most 1,000,000 in all (data.max_image_pixels)" in said
+    assert f"a.png: the picture has {side * side:,} pixels; expected at most 1,000,000 in all" in said
+    assert "(a run may raise data.max_image_pixels)" in said
 
 
 def icon(frame: bytes) -> bytes:

@@ -110,7 +110,7 @@ def test_a_part_with_its_picture_under_another_key_says_which_are_read(qwen: Cas
 
 @pytest.mark.parametrize("images", [[], [A, B], [A, B, A]])
 def test_more_or_fewer_pictures_than_parts(qwen: Case, images: list[bytes]) -> None:
-    gives = f"prompt.images gives {len(images)} pictures" if images else "there is none in prompt.images"
+    gives = f"prompt.images gives {len(images)} pictures" if images else "the row brings none beside its messages; put one into each part"
     with pytest.raises(RowError, match=rf"messages has 1 part of the type image .*{gives}") as caught:
         qwen.chat(user({"type": "image"}, "x"), images)
     assert caught.value.stage == "image"
