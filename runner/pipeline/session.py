@@ -6,6 +6,7 @@ What stands between reader and writer is the session's ``SessionWork``: a model 
 """
 
 import logging
+import secrets
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -138,6 +139,7 @@ class _Session:
             "cwd": str(Path.cwd()),  # where relative paths start
             "identity": spec.identity(config),
             "inputs": inputs,
+            "nonce": secrets.token_hex(8),
         }
         layout = Layout.of(description)
         self.heartbeat.doing("looking up what is done")

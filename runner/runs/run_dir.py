@@ -57,7 +57,8 @@ class RunDir(RunPaths):
     """An open run directory. As a context manager it gives its lock back at the end, and removes a new folder that no run was bound to.
 
     made: the folders that ``open`` made for it; None where a run was begun here before. identity, input_content: hex digests of the
-    run's identity and of its inputs' content, "" until ``bind``. rounds: passes over the inputs.
+    run's identity and of its inputs' content, "" until ``bind``. rounds: passes over the inputs. nonce: tells this run from others of the
+    same identity that the folder held before; "" for a run of an older version.
     """
 
     descriptor: int
@@ -65,6 +66,7 @@ class RunDir(RunPaths):
     identity: str = ""
     input_content: str = ""
     rounds: int = 1
+    nonce: str = ""
 
     @classmethod
     def open(cls, path: Path, is_ours: Callable[[Path], bool] | None = None) -> Self:
@@ -94,10 +96,10 @@ class RunDir(RunPaths):
         """Writes ``run`` to run.json where nothing is finished yet; else compares it with what is stored.
 
         ``run["identity"]`` (flat: config keys and fingerprints -> JSON values) must be equal. ``run["inputs"]`` (see
-        ``drift.inputs_drift``) must be equal or an extension, which is then stored. The rest is not compared. Keys in ``adopt`` may
-        differ: the user vouches that results under the old value may lie beside those under the new one, and for ``data.path`` that
-        the finished rows are the rows now in their places. The new values are stored and noted. ``accepted`` is called when nothing
-        prevents the start, before run.json is written.
+        ``drift.inputs_drift``) must be equal or an extension, which is then stored. The rest is not compared. A run that is there keeps
+        its "nonce"; that of ``run``, if it has one, is for a new run. Keys in ``adopt`` may differ: the user vouches that results under
+        the old value may lie beside those under the new one, and for ``data.path`` that the finished rows are the rows now in their
+        places. The new values are stored and noted. ``accepted`` is called when nothing prevents the start, before run.json is written.
 
         Raises DriftError with a line for each difference, or where rows are finished that the input no longer has; ConfigError for
         keys that cannot be adopted; RunDirError where run.json is missing beside finished work, of another version, or damaged beyond
@@ -110,6 +112,9 @@ class RunDir(RunPaths):
         stored = self._stored(run, finished)
         identity_keys = run["identity"].keys() | (stored["identity"].keys() if stored else ())
         require_adoptable(adopt, {*identity_keys, inputs_key(run["inputs"])})
+        if stored is not None and (finished or "nonce" in stored):
+            run = _with_nonce_of(stored, run)
+        self.nonce = run.get("nonce", "")
         if stored is None or not finished:  # nothing is done yet: a first start that failed binds no later one
             accepted()
             self._remove_policies()  # nothing was recorded of them: they may be of another training
@@ -272,6 +277,11 @@ class RunDir(RunPaths):
         for kept in self.policies.iterdir() if self.policies.is_dir() else ():
             if OWN_POLICIES.fullmatch(kept.name):
                 shutil.rmtree(kept) if kept.is_dir() else kept.unlink()
+
+
+def _with_nonce_of(stored: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
+    others = {key: value for key, value in run.items() if key != "nonce"}
+    return {**others, "nonce": stored["nonce"]} if "nonce" in stored else others
 
 
 def _is_run(folder: Path) -> bool:

@@ -231,3 +231,23 @@ def test_policies_of_a_start_that_recorded_nothing_are_dropped_and_others_kept(t
                 kept.parent.mkdir()
                 kept.write_text("{}")
         finish(path, shards=1)
+
+
+def test_a_run_keeps_its_nonce_and_another_in_its_place_has_its_own(tmp_path: Path):
+    with RunDir.open(tmp_path / "run") as run:
+        for nonce in ("first", "second"):  # nothing is finished yet
+            run.bind({**RUN, "nonce": nonce})
+            assert run.nonce == read_document(run.run)["nonce"] == "first"
+        run.journal_of(0).touch()
+        run.bind({**RUN, "nonce": "third", "cwd": "/there"})
+        assert run.nonce == read_document(run.run)["nonce"] == "first"
+        run.replace({**RUN, "nonce": "fourth"})
+        assert run.nonce == read_document(run.run)["nonce"] == "fourth"
+
+
+def test_a_run_of_a_version_without_nonces_goes_on_without_one(finished: Path):
+    with RunDir.open(finished) as run:
+        run.bind({**RUN, "nonce": "new", "cwd": "/there"})
+        assert (run.nonce, read_document(run.run)) == ("", {"schema_version": 2, **RUN, "cwd": "/there"})
+        run.replace({**RUN, "nonce": "new"})
+        assert read_document(run.run)["nonce"] == "new"
