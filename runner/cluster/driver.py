@@ -14,7 +14,7 @@ from time import monotonic
 
 from ...configs.cluster import ClusterConfig
 from ..core.progress import Progress
-from ..leasing.lease_log import ENGINE, LOST, SLOW, LeaseLog
+from ..leasing.lease_log import ENGINE, LeaseLog
 from ..leasing.leaser import Leaser
 from ..leasing.open_lease import OpenLease
 from ..leasing.row_set import RowSet
@@ -28,7 +28,7 @@ from ..store.shard_ledger import RecordedRow
 from .description import RunDescription
 from .frame_intake import FrameIntake, Tokens
 from .interface import Fleet, Joined, Left, Told
-from .lease_policies import DroppedPolicy, LeasePolicies
+from .lease_policies import LeasePolicies, OtherPolicy
 from .membership import Membership
 from .messages import (
     Ack,
@@ -132,6 +132,7 @@ class Driver:
             self._quarantine.take_unfit(rows, len(self._roster.workers))
         for lease in self._leaser.deal(usable, monotonic()):
             self._send(lease)
+        self._returns.take(self._leaser.come())
         if usable and not self._answers.pending:
             self._quarantine.require_room(self._leaser.stuck(partial(self._roster.may_hold, now=monotonic())))
         for name in usable if not self._answers.pending else ():
@@ -162,7 +163,8 @@ class Driver:
             case Ready():
                 self._members.make_ready(told.worker, worker, message)
             case Begun():
-                self._leaser.begin(message.lease)
+                if self._lease_of(told.worker, message.lease) is not None:
+                    self._leaser.begin(message.lease)
             case Frames():
                 self._land(told.worker, worker, message)
             case Unfit():
@@ -193,9 +195,14 @@ class Driver:
             case _:
                 pass
 
+    def _lease_of(self, worker: str, name: str) -> OpenLease | None:
+        """Returns the lease of this name; None where the worker does not have it, or not any more."""
+        lease = self._leaser.leases.get(name)
+        return lease if lease is not None and lease.worker == worker else None
+
     def _take_unfit(self, name: str, worker: KnownWorker, told: NoRoom) -> None:
         """Gives rows that must stay together, and for which a worker has no room, to another one."""
-        if (lease := self._leaser.leases.get(told.lease)) is None:
+        if (lease := self._lease_of(name, told.lease)) is None:
             return
         log.warning("%s has no room for shard %d, which waits for a worker with more: %s", name, lease.given.shard, told.reason)
         lease.given.no_room = {**lease.given.no_room, worker.label: told.reason}
@@ -203,18 +210,18 @@ class Driver:
 
     def _end_lease(self, worker: str, name: str) -> None:
         """Notes who has done the rows of a lease. What did not arrive of them is given out again."""
-        lease, now = self._leaser.leases.get(name), monotonic()
+        lease, now = self._lease_of(worker, name), monotonic()
         if lease is None or (rows := self._leaser.end(name, now)) is None:
             return
         self._log.note_done(lease, now)
         self._returns.take([rows])
 
-    def _send(self, lease: OpenLease, cause: str = LOST) -> None:
-        """Sends a lease. cause: why rows of it may have been begun before."""
+    def _send(self, lease: OpenLease) -> None:
+        """Sends a lease."""
         rows, lease.policy = lease.given, self._policies.of(lease.given.shard)
         told = (rows.shard, pickle.dumps(rows.rows), rows.recorded, rows.alone, lease.policy)
         self._fleet.send(lease.worker, Lease(self._offer.run, lease.name, *told))
-        self._log.note_again(lease.worker, lease.again, cause)
+        self._log.note_again(lease.worker, lease.again, lease.cause)
 
     def _copy(self, lease: str, rows: RowSet, idle: str, states: list[RecordedRow]) -> None:
         """Gives what is left of rows of a late lease to a second worker."""
@@ -226,7 +233,7 @@ class Driver:
             return
         recorded = tuple((state.position, sample) for state in states for sample in state.samples)
         copy = self._leaser.copy(RowSet(rows.shard, left, recorded), idle, monotonic())
-        self._send(copy, SLOW)
+        self._send(copy)
 
     def _land(self, name: str, worker: KnownWorker, frames: Frames) -> None:
         def landed(kept: Tokens) -> None:
@@ -239,8 +246,10 @@ class Driver:
             self._leaser.note(name, frames.admitted, frames.resolved, monotonic())
             self._table.note_rows(name, left - self._rows_left(name))
         except ValueError as error:
-            fault = "" if (late := isinstance(error, DroppedPolicy)) else self._members.track.damage(name)
+            late = isinstance(error, OtherPolicy) and not error.is_fault(self._leaser.of(name))
+            fault = "" if late else self._members.track.damage(name)
             log.warning("%s sent records that are %s (%s); they are done again", name, "too late" if late else "damaged", error)
+            self._leaser.redo(frames.resolved)
             landed(Tokens())
         if fault and not worker.refused:
             self._members.refuse(name, worker, fault)

@@ -25,8 +25,22 @@ from .messages import NewestPolicy
 _LOOK_SECONDS = 1.0  # between looks for the trainer's newest step
 
 
-class DroppedPolicy(ValueError):
-    """Records are of a policy that was dropped after their lease was sent. Nobody is to blame: their rows are done again."""
+class OtherPolicy(ValueError):
+    """Records are of another policy than the one that samples their shard. Their rows are done again."""
+
+    def __init__(self, message: str, shard: int, policies: set[str], refused: bool):
+        super().__init__(message)
+        self._shard, self._policies, self._refused = shard, policies, refused
+
+    def is_fault(self, leases: Iterable[OpenLease]) -> bool:
+        """Returns True where the worker is to blame, which has these leases: some are of this shard, and none named what has sampled.
+
+        Nobody is to blame for a policy that was refused in this start. What a lease named that the worker has since before this start is
+        not known: the shard may have another policy by now, as that of then was refused, is damaged, or was removed with a run of which
+        nothing was recorded.
+        """
+        own = [lease for lease in leases if lease.given.shard == self._shard]
+        return bool(own) and not self._refused and not any(lease.told or self._policies <= {lease.policy} for lease in own)
 
 
 class LeasePolicies:
@@ -40,7 +54,7 @@ class LeasePolicies:
         self._desk = _desk_of(run)
         self._adapters = local_adapters(run.config, run.spec)
         self._newest, self._looked = 0, 0.0
-        self._dropped = set[str]()  # policies that a worker could not load, by name
+        self._refused = set[str]()  # policies that a worker could not load, by name
 
     @property
     def version(self) -> int | None:
@@ -57,17 +71,13 @@ class LeasePolicies:
             lease.policy = lease.policy or self.of(lease.given.shard)
 
     def require_named(self, shard: int, results: pa.RecordBatch) -> None:
-        """Notes the policy of results of a shard. Raises ValueError where it is another one than their lease named.
-
-        That is DroppedPolicy where the lease was sent before a worker refused its policy.
-        """
+        """Notes the policy of results of a shard. Raises OtherPolicy where it is not the one that samples the shard."""
         if self._desk is None or not results.num_rows:
             return
         name = self._desk.of(shard)
         if others := {*policy_names(results)} - {name}:
-            if others <= self._dropped:
-                raise DroppedPolicy(f"policy {others.pop()} is refused, and shard {shard} is for {name} now")
-            raise ValueError(f"policy {others.pop()} has sampled them, and shard {shard} is for {name}")
+            text = f"policy {min(others)} has sampled them, and shard {shard} is for {name}"
+            raise OtherPolicy(text, shard, others, others <= self._refused)
         self._desk.note_loaded(name)
 
     def note_loaded(self, name: str) -> None:
@@ -79,9 +89,9 @@ class LeasePolicies:
         """Notes that a worker cannot load a policy. Returns False where others can."""
         if self._desk is None:
             return True
-        dropped = self._desk.refuse(name, reason)
-        self._dropped |= {name} if dropped else set()
-        return dropped
+        refused = self._desk.refuse(name, reason)
+        self._refused |= {name} if refused else set()
+        return refused
 
     def tell_newest(self, worker: str) -> None:
         """Tells a worker the trainer's newest step."""

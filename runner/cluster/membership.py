@@ -75,7 +75,9 @@ class Membership:
         self._fleet.send(joined.worker, self._offer)
 
     def make_ready(self, name: str, worker: KnownWorker, ready: Ready) -> None:
-        """Notes what a worker tells of its models; it can be given rows now."""
+        """Notes what a worker tells of its models; it can be given rows now, unless it was refused while it loaded them."""
+        if worker.refused:
+            return
         try:
             facts = facts_of(ready)
         except ValueError as error:

@@ -7,16 +7,17 @@
 Callers pass the time in, and what is recorded of rows that come back. Sends nothing, and knows no records.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ..core.requests import BadRow, Row
 from ..core.shard_layout import Layout, Place
 from ..pipeline.row_requests import RecordedRows
-from ..store.shard_ledger import WHOLE, RecordedRow
+from ..store.shard_ledger import RecordedRow
 from .begun_rows import BegunRows
 from .input_rows import InputRows
 from .late_rows import late_rows
+from .lease_log import LOST, REFUSED, RESTART, SLOW
 from .lease_sizes import Outlook, WorkerLoad, WorkerPace
 from .open_lease import OpenLease
 from .row_set import RowSet, clear_returned, weigh_loss
@@ -30,7 +31,7 @@ RETURN_SECONDS = 1.5  # in which a worker comes back whose connection alone was 
 class Leaser:
     """Gives rows to workers. rows: all that are not committed, in order. recorded: what earlier sessions have of them.
 
-    whole_shards: a lease is a shard (deterministic mode, or a policy that may change). left: how many rows are not done.
+    whole_shards: a lease is a shard (deterministic mode). left: how many rows are not done.
     session: begins the names of this start's leases. suits: says whether rows that have come back may go to a worker.
     """
 
@@ -48,8 +49,8 @@ class Leaser:
         suits: Callable[[str, RowSet], bool] = lambda worker, rows: True,
     ):
         self.leases: dict[str, OpenLease] = {}
-        self._layout, self._recorded, self._whole_shards = layout, recorded, whole_shards
-        self._input = InputRows(rows if whole_shards else (row for row in rows if not self._needs_nothing(row.position)))
+        self._layout, self._whole_shards = layout, whole_shards
+        self._input = InputRows(rows, layout, recorded, whole_shards)
         self._waiting = WaitingRows(suits, whole_shards)
         self._lost: list[RowSet] = []  # rows of workers that have gone, until they are given back
         self._session, self._number = session, 0
@@ -96,10 +97,9 @@ class Leaser:
         if self.exhausted or not load.wants(self._lease_seconds, self._whole_shards):
             return None
         first = self._waiting.first(worker, now)
-        if first is None and (self._input.next is None or self._waiting.many_held_up):
-            first = self._waiting.first(worker, None)
-            if first is None:
-                return None
+        no_new = self._input.next is None or self._waiting.many_held_up
+        if first is None and no_new and (first := self._waiting.first(worker, None)) is None:
+            return None
         rivals = loads if first is None else self._waiting.rivals(first, loads)  # others do not count: they cannot have these rows
         waiting = max(1, self._left + self._waiting.count)
         outlook = Outlook(waiting, [loads[each] for each in rivals], self._lease_seconds)
@@ -123,8 +123,7 @@ class Leaser:
             return None
         outlook = Outlook(0, [self._load(each, now) for each in workers], self._lease_seconds)
         others = {worker: leases for worker, leases in self._held.items() if worker != idle}
-        slow = lambda worker: self._load(worker, now, copied=False)  # noqa: E731
-        found = late_rows(others, slow, outlook, self._load(idle, now), now, self._whole_shards)
+        found = late_rows(others, lambda slow: self._load(slow, now, copied=False), outlook, self._load(idle, now), now, self._whole_shards)
         if found is None:
             return None
         lease, rows = found
@@ -135,7 +134,7 @@ class Leaser:
         """Opens a second lease, for ``idle``, of what is left of rows that are late."""
         second = self._open(idle, rows, now)
         second.copied.update(rows.positions)
-        second.again = len(rows.rows)  # at most: the slow one may not get to them before the end
+        second.again, second.cause = len(rows.rows), SLOW  # at most: the slow one may not get to them before the end
         return second
 
     def keep(self, name: str, rows: RowSet) -> None:
@@ -154,12 +153,24 @@ class Leaser:
 
     def note(self, worker: str, admitted: Collection[Place], resolved: Collection[Place], now: float) -> None:
         """Notes what a worker has sent: how many records each row has in all, and records that are there."""
+        self._input.note(admitted, resolved)
         finished = sum(lease.note(admitted, resolved) for lease in self.of(worker))
         if finished:
             self._pace_of(worker).add(finished, now)
         for lease in self.leases.values() if self.exhausted else ():
             if lease.copied and lease.worker != worker:
                 lease.note(admitted, resolved)
+
+    def redo(self, refused: Iterable[Place]) -> None:
+        """Notes records that are not taken: their rows are begun again."""
+        self._begun.lose((position for position, _ in refused), REFUSED)
+
+    def come(self) -> list[RowSet]:
+        """Takes away rows of the input of which records came before they were read. What is left of them is to be given back."""
+        come = self._input.come()
+        if self._whole_shards:
+            self._begun.lose((position for rows in come for position in rows.positions), RESTART)
+        return come
 
     def end(self, name: str, now: float) -> RowSet | None:
         """Forgets a lease that is done, and returns its rows; None for one that is not known."""
@@ -177,7 +188,7 @@ class Leaser:
         label: what a worker that is started again in its place is called, too.
         """
         leases = self.of(worker)
-        self._begun.lose(self.begun(worker, now))
+        self._begun.lose(self.begun(worker, now), LOST)
         for lease in leases:
             lease.given.died += (label or worker,) * lease.begun
             lease.given.kept_until = now + RETURN_SECONDS
@@ -235,13 +246,13 @@ class Leaser:
         given to others before it knew.
         """
         clear_returned(label or worker, self._all)
-        others = set[int]().union(*(lease.left for lease in self.leases.values()))
+        others = set[int]().union(*(lease.left for lease in self.leases.values() if not (self._whole_shards and lease.again)))
         twice = 0
         for name, positions in leases.items():
             if positions and name not in self.leases:
                 twice += 0 if name.startswith(f"{self._session}-") else len(others.intersection(positions))
                 shard = self._layout.shard_of(positions[0])
-                self._hold(OpenLease(name, worker, RowSet(shard, []), now, begun=True, left=dict.fromkeys(positions)), now)
+                self._hold(OpenLease(name, worker, RowSet(shard, []), now, True, told=positions, left=dict.fromkeys(positions)), now)
                 self._elsewhere.add(name, positions)
                 self._begun.find(positions)
         self._waiting.thin_out(self._elsewhere.without)
@@ -252,24 +263,16 @@ class Leaser:
         """All rows that were given to workers and may be given again."""
         return [*self._waiting, *self._lost, *(lease.given for lease in self.leases.values())]
 
-    def _needs_nothing(self, position: int) -> bool:
-        return self._recorded.failed(position) or self._recorded.resolved(position)
-
     def _next_rows(self, first: RowSet | None, most: int) -> RowSet | None:
         """Takes up to ``most`` rows of a set that waits, or of the input."""
         if first is not None:
             return self._waiting.take(first, most)
-        while taken := self._input.take(self._layout, None if self._whole_shards else most):
+        while taken := self._input.take(most):
             self._left -= len(taken)
-            rows = self._elsewhere.without(taken)
-            if rows:
-                places = tuple((row.position, sample) for row in rows for sample in self._samples(row.position))
-                return RowSet(self._layout.shard_of(rows[0].position), rows, places)
+            if (rows := self._input.without_early(self._elsewhere.without(taken))) is not None:
+                self._begun.lose(rows.positions if self._whole_shards and rows.recorded else (), RESTART)
+                return rows
         return None
-
-    def _samples(self, position: int) -> list[int]:
-        whole = [WHOLE] if self._recorded.failed(position) else []
-        return whole + sorted(self._recorded.samples(position))
 
     def _pace_of(self, worker: str) -> WorkerPace:
         return self._paces.setdefault(worker, WorkerPace(self._lease_seconds, FIRST_ROOM))
@@ -283,7 +286,7 @@ class Leaser:
     def _open(self, worker: str, rows: RowSet, now: float) -> OpenLease:
         self._number += 1
         lease = OpenLease(f"{self._session}-{self._number}", worker, rows, now, left=dict.fromkeys(rows.positions))
-        lease.again = self._begun.begin_again(lease.left)
+        lease.again, lease.cause = self._begun.begin_again(lease.left)
         self._hold(lease, now)
         return lease
 

@@ -1,7 +1,11 @@
 """Workers that come back, or were there before the driver: they go on with their rows, which nobody else gets."""
 
+from collections.abc import Iterable
+
+from mlx_bulk.runner.leasing.lease_log import LOST, REFUSED, RESTART
 from mlx_bulk.runner.leasing.lease_sizes import FIRST_LEASES
-from mlx_bulk.runner.leasing.leaser import RETURN_SECONDS
+from mlx_bulk.runner.leasing.leaser import RETURN_SECONDS, Leaser
+from mlx_bulk.runner.store.shard_ledger import Ledger, RecordedRow
 
 from .small_leasers import given, leaser, nothing
 
@@ -114,3 +118,83 @@ def test_rows_given_out_before_their_worker_joined_again_count_as_begun_again():
     desk = leaser(100)
     last = given(desk.give("b", ["b"], 0.0)).given.positions[-1]
     assert desk.adopt("a", {"before-1": [last - 1, last, last + 1]}, 1.0) == 2
+
+
+def landed(desk: Leaser, worker: str, positions: Iterable[int]) -> None:
+    desk.note(worker, [(position, 1) for position in positions], [(position, 0) for position in positions], 0.5)
+
+
+def test_rows_that_came_before_they_were_read_are_looked_up_and_not_given_again():
+    """The worker has done its lease while the driver was away: all of it comes before the new driver has read its rows."""
+    desk = leaser(10)
+    desk.adopt("old", {"before-3": [2, 3, 4]}, 0.0)
+    landed(desk, "old", [2, 3])  # the records of one row did not come
+    done = desk.leases["before-3"]
+    desk.end("before-3", 1.0)
+    assert done.positions == [2, 3, 4]
+    lease = given(desk.give("new", ["new"], 1.0))
+    assert lease.given.positions == [0, 1, 4]
+    (come,) = desk.come()
+    assert come.positions == [2, 3]
+    assert desk.come() == []
+    assert desk.give_back(come, [RecordedRow(position, True, (0,)) for position in come.positions]) == []
+    desk.end(lease.name, 2.0)
+    assert given(desk.give("new", ["new"], 2.0)).given.positions[0] == 5
+
+
+def test_what_is_left_of_rows_that_came_in_part_is_given_with_what_has_come():
+    desk = leaser(4)
+    desk.adopt("old", {"before-3": [0, 1]}, 0.0)
+    desk.note("old", [(0, 2), (1, 2)], [(0, 0), (0, 1), (1, 0)], 0.5)
+    desk.lose("old", 1.0)
+    assert given(desk.give("new", ["new"], 1.0)).given.positions == [2, 3]
+    (come,) = desk.come()
+    assert desk.give_back(come, [RecordedRow(0, True, (0, 1)), RecordedRow(1, False, (0,))]) == []
+    again = given(desk.give("new", ["new"], 1.0))
+    assert (again.given.positions, again.given.recorded) == ([1], ((1, 0),))
+    assert (again.again, again.cause) == (1, LOST)
+
+
+def test_a_shard_that_came_before_it_was_read_is_not_given_again():
+    desk = leaser(300, whole_shards=True)
+    desk.adopt("old", {"before-1": list(range(100)), "before-2": list(range(150, 200))}, 0.0)
+    landed(desk, "old", range(100))
+    landed(desk, "old", range(150, 199))
+    for name in ("before-1", "before-2"):
+        desk.end(name, 1.0)
+    assert given(desk.give("old", ["old"], 1.0)).given.shard == 2
+    first, second = desk.come()
+    assert (first.positions, second.positions) == (list(range(100)), list(range(100, 200)))
+    assert desk.give_back(first, [RecordedRow(position, True, (0,)) for position in first.positions]) == []
+    assert desk.give_back(second, [RecordedRow(position, position < 199, (0,) * (position < 199)) for position in second.positions]) == []
+    again = given(desk.give("old", ["old"], 1.0))
+    assert (again.given.positions, again.again, again.cause) == (list(range(100, 200)), 100, RESTART)
+
+
+def test_a_shard_of_which_an_earlier_start_has_records_is_begun_again():
+    ledger = Ledger(0, 100)
+    ledger.add_result(7, 0)
+    desk = leaser(200, {0: ledger}, whole_shards=True)
+    leases = [given(desk.give("new", ["new"], 0.0)) for _ in range(2)]
+    assert [(lease.given.shard, lease.again, lease.cause) for lease in leases] == [(0, 100, RESTART), (1, 0, "")]
+    assert desk.adopt("old", {"before-1": list(range(50, 100))}, 1.0) == 0  # its rows count once
+
+
+def test_an_unread_shard_counts_as_begun_again_when_its_worker_goes():
+    desk = leaser(100, whole_shards=True)
+    desk.adopt("old", {"before-1": list(range(50, 100))}, 0.0)
+    desk.lose("old", 1.0)
+    again = given(desk.give("new", ["new"], 1.0))
+    assert (again.again, again.cause) == (100, LOST)
+
+
+def test_rows_whose_records_are_refused_count_as_begun_again():
+    desk = leaser(8)
+    first = given(desk.give("a", ["a"], 0.0))
+    desk.redo([(position, 0) for position in first.given.positions])
+    rows = desk.end(first.name, 1.0)
+    assert rows is not None
+    assert desk.give_back(rows, nothing(rows)) == []
+    while first.given.positions[0] not in (again := given(desk.give("a", ["a"], 1.0))).given.positions:
+        desk.end(again.name, 1.0)
+    assert (again.again, again.cause) == (len(again.given.rows), REFUSED)
