@@ -94,7 +94,7 @@ class Agent:
         self._online = True
         log.info("joined the driver as %s", self._hello.worker)
         self._tell(replace(self._hello, run=self._work.run, leases=held.unfinished))
-        for message in held.outbox:
+        for message in (*held.admissions, *held.outbox):
             self._tell(message)
         self._work.ask_again()
 

@@ -94,6 +94,19 @@ class HeldLeases:
         }
 
     @property
+    def admissions(self) -> list[Frames]:
+        """What a driver that was started again has to know of rows whose records an earlier one has: how many each has in all.
+
+        Without it their shard is not complete. These messages hold no records, and are not acked.
+        """
+        sent = {position for message in self._outbox if isinstance(message, Frames) for position, _ in message.admitted}
+        told: dict[int, dict[int, int]] = {}
+        for held in self._leases.values():
+            needed = {position: samples for position, samples in held.needed.items() if position not in sent}
+            told.setdefault(held.lease.shard, {}).update(needed)
+        return [Frames(self.run or "", 0, shard, tuple(needed.items()), (), ()) for shard, needed in told.items() if needed]
+
+    @property
     def outbox(self) -> tuple[Frames | LeaseDone, ...]:
         """What has to be sent again on a new connection, before anything else."""
         return tuple(self._outbox)

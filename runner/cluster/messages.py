@@ -142,7 +142,7 @@ class Frame:
 
 @dataclass(slots=True, frozen=True)
 class Frames:
-    """Finished records of one shard. number: counts a worker's messages of this kind in a run, from 1.
+    """Finished records of one shard. number: counts a worker's messages of this kind in a run, from 1; 0 where nothing waits for an ack.
 
     admitted: rows, and how many records or failures each will have in all. resolved: what the frames hold. tokens: of their rows,
     since the message before.

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 from mlx_bulk.configs.cluster import ClusterConfig
 from mlx_bulk.runner.cluster.fleet_work import ClusterWork
-from mlx_bulk.runner.cluster.messages import Ack, Frames, FromWorker, Hello, Lease, LeaseDone, ToWorker
+from mlx_bulk.runner.cluster.held_leases import HeldLeases
+from mlx_bulk.runner.cluster.messages import Ack, Frame, Frames, FromWorker, Hello, Lease, LeaseDone, ToWorker
 from mlx_bulk.runner.core.host_process import HostProcess
 from mlx_bulk.runner.files.checked_lines import read_lines
 from mlx_bulk.runner.models.model_pool import ModelPool
 from mlx_bulk.runner.pipeline.model_work import ModelWork
+from mlx_bulk.runner.store import journal
 from mlx_bulk.runner.store.paths import RunPaths
 
 from ..jobs.support.bench import Bench
@@ -152,3 +154,52 @@ def test_a_worker_that_samples_with_another_policy_than_its_leases_name_is_not_u
 def base_of(bench: Bench) -> str:
     """The name of the policy that a run begins with."""
     return next(path.name for path in (bench.root / "cluster" / "policies").glob("0-*"))
+
+
+def halves(message: Frames) -> list[Frames]:
+    """The message as two, each with its part of the rows."""
+    (frame,) = message.frames
+    batch = journal.checked_batch(journal.RESULTS, frame.payload, frame.checksum)
+    divided: list[Frames] = []
+    for part in (batch.slice(0, len(batch) // 2), batch.slice(len(batch) // 2)):
+        payload, checksum = journal.frame_content(journal.RESULTS, part)
+        own = {message.shard * 8 + row % 8 for row in part["row"].to_pylist()}
+        admitted, resolved = ([place for place in places if place[0] in own] for places in (message.admitted, message.resolved))
+        divided.append(replace(message, admitted=tuple(admitted), resolved=tuple(resolved), frames=(Frame("R", bytes(payload), checksum),)))
+    return divided
+
+
+@pytest.mark.slow
+def test_a_shard_of_which_the_driver_had_a_part_is_not_run_again(bench: Bench):
+    """Deterministic: its worker has sent the other part while there was no driver."""
+    sections = {"batch": {"deterministic": True}}
+    run(bench, ModelWork(ModelPool()), "plain", **sections)
+    lost, parted = LostDriver(1), list[Frames]()
+
+    def watch(worker: str, message: FromWorker) -> bool:
+        if isinstance(message, Frames) and not parted:
+            parted.extend(halves(message))
+            before.tell(worker, parted[0])
+        return lost.watch(worker, message)
+
+    before = ThreadFleet(engine, 1, watch)
+    run(bench, ClusterWork(lambda: before, ClusterConfig(**SETTINGS)), "cluster", HostProcess(lost.stopped), **sections)
+    before.end(True)
+    held, done = HeldLeases(), next(message for message in lost.kept if isinstance(message, LeaseDone))
+    held.begin(done.run)
+    held.take(next(message for _, message in before.sent if isinstance(message, Lease) and message.lease == done.lease))
+    held.relay(parted[0])
+    held.acknowledge(Ack(done.run, 1))
+    held.relay(parted[1])
+    held.relay(done)
+    assert 0 < sum(map(len, held.unfinished.values())) < 8
+
+    fleet = ThreadFleet(engine, 1, hello=Hello("worker-1", "here", {"name": "worker-1"}, done.run, held.unfinished))
+    for message in (*held.admissions, *held.outbox):
+        fleet.tell("worker-1", message)
+    again = run(bench, ClusterWork(lambda: fleet, ClusterConfig(**SETTINGS)), "cluster", **sections)
+    fleet.end(True)
+    assert again.complete
+    assert parts(bench.root / "cluster") == parts(bench.root / "plain")
+    assert sorted(position for rows in given(fleet).values() for position in rows) == list(range(8, again.of))
+    assert not any("again" in line for line in read_lines(RunPaths(bench.root / "cluster").workers))

@@ -49,6 +49,19 @@ def test_a_row_is_unfinished_until_all_its_samples_are_acked():
     assert held.unfinished == {"d-1": []}
 
 
+def test_a_driver_that_comes_later_hears_how_many_records_rows_have_that_an_earlier_one_had():
+    held = holding(lease("d-1", [1, 2, 3]), lease("d-2", [100], shard=1))
+    held.relay(frames((1, 0), (2, 0), admitted=[1, 2, 3], samples=2))
+    assert held.admissions == []  # the frames tell it
+    held.acknowledge(Ack(RUN, 1))
+    held.relay(frames((3, 0)))
+    assert held.admissions == [Frames(RUN, 0, 0, ((1, 2), (2, 2)), (), ())]
+    held.acknowledge(Ack(RUN, 0))  # of this message
+    assert held.unacked
+    held.begin("another run")
+    assert held.admissions == []
+
+
 def test_frames_are_kept_in_order_until_they_are_acked():
     held = holding(lease("d-1", [1, 2]), lease("d-2", [3]))
     (first,), (second,) = held.relay(frames((1, 0))), held.relay(frames((2, 0), number=2))
