@@ -50,7 +50,7 @@ from .messages import (
     one_a_line,
 )
 from .quarantine import Quarantine
-from .roster import KnownWorker, Roster
+from .roster import KnownWorker, Roster, message_fault
 from .writer_answers import RowReturns, WriterAnswers
 
 log = logging.getLogger("mlx_bulk")
@@ -66,7 +66,8 @@ class Driver:
         self._fleet, self._hellos, self._settings, self._run = fleet, hellos, settings, run
         self._offer = RunDescription.of(run).offer()
         self._policies = LeasePolicies(run, self._offer.run, fleet)
-        self._files = FileDesk(self._offer.run, run.config.data, self._policies.parcel, fleet.send)
+        pictures = None if run.spec.images is None else run.config.data
+        self._files = FileDesk(self._offer.run, pictures, self._policies.parcel, fleet.send)
         self._intake = FrameIntake(run.writer, run.spec.job.schema, run.layout, self._policies.require_named)
         self._quarantine = Quarantine(run, self._intake)
         self._leaser = Leaser(
@@ -156,6 +157,10 @@ class Driver:
         if worker is None or getattr(message, "run", None) != self._offer.run:
             if isinstance(message, Frames):  # of another run: nobody waits for it
                 self._fleet.send(told.worker, Ack(message.run, message.number))
+            return
+        if fault := message_fault(message, self._run.layout):
+            if not worker.refused:
+                self._members.refuse(told.worker, worker, fault)
             return
         if worker.ready:
             self._table.hear(told.worker)

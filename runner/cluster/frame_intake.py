@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from ..core.errors import first_line
 from ..core.outcomes import Failure
 from ..core.progress import Progress
 from ..core.shard_layout import Layout, Place
@@ -19,6 +20,7 @@ from ..store.writer import Writer
 from .messages import Frames
 
 FULL_BYTES = 8 << 20  # of frames that wait for the writer: then no more are taken from workers
+MOST_COUNTED = 1 << 53  # of anything that a worker counts: what is beyond is no count
 _MOST_SAMPLES = 2**31 - 1  # of a row; a ledger has no room for more
 
 
@@ -68,23 +70,8 @@ class FrameIntake:
 
         Raises ValueError for a message that is damaged, or holds other columns or rows than it should; none of it is written then.
         """
-        found = dict(self._nothing)
-        for frame in message.frames:
-            kind = frame.kind.encode()
-            if kind not in found:
-                raise ValueError(f"the frame is of kind {frame.kind!r}")
-            batch = journal.checked_batch(kind, frame.payload, frame.checksum)
-            self._require_ours(batch, kind, message.shard)
-            found[kind] = pa.concat_batches([found[kind], batch]) if len(found[kind]) else batch  # without a copy
-        for position, samples in message.admitted:
-            if not self._layout.has(position) or self._layout.shard_of(position) != message.shard or not 0 <= samples <= _MOST_SAMPLES:
-                raise ValueError(f"row {position} is not one of shard {message.shard}")
-        if not self._layout.rows_of(message.shard):
-            raise ValueError(f"the run has no shard {message.shard}")
+        found = self._checked(message)
         self._require(message.shard, found[journal.RESULTS])
-        if any(count < 0 for counts in message.tokens for count in counts):
-            raise ValueError("a number of tokens is below 0")
-
         size = sum(len(frame.payload) for frame in message.frames)
 
         def count(kept: Set[int]) -> None:
@@ -116,11 +103,44 @@ class FrameIntake:
             self._bytes += more
             self._written.notify()
 
+    def _checked(self, message: Frames) -> dict[bytes, pa.RecordBatch]:
+        """Returns the records of a message by their kind. Changes nothing. Raises ValueError, whatever is wrong with them."""
+        try:
+            return self._read(message)
+        except ValueError:
+            raise
+        except Exception as error:  # what is not foreseen is no reason to end the run: the bytes are the worker's
+            raise ValueError(f"{type(error).__name__}: {first_line(error)}") from error
+
+    def _read(self, message: Frames) -> dict[bytes, pa.RecordBatch]:
+        found = dict(self._nothing)
+        for frame in message.frames:
+            kind = frame.kind.encode()
+            if kind not in found:
+                raise ValueError(f"the frame is of kind {frame.kind!r}")
+            batch = journal.checked_batch(kind, frame.payload, frame.checksum)
+            self._require_ours(batch, kind, message.shard)
+            found[kind] = pa.concat_batches([found[kind], batch]) if len(found[kind]) else batch  # without a copy
+        for batch in found.values():
+            rows, samples = (each.tolist() for each in positions([batch]))
+            if len(set(zip(rows, samples, strict=True))) != len(rows):
+                raise ValueError("the frames hold a row and sample twice")
+        for position, samples in message.admitted:
+            if not self._layout.has(position) or self._layout.shard_of(position) != message.shard or not 0 <= samples <= _MOST_SAMPLES:
+                raise ValueError(f"row {position} is not one of shard {message.shard}")
+        if not self._layout.rows_of(message.shard):
+            raise ValueError(f"the run has no shard {message.shard}")
+        if any(not 0 <= count <= MOST_COUNTED for counts in message.tokens for count in counts):
+            raise ValueError("a number of tokens is below 0, or too large")
+        return found
+
     def _require_ours(self, batch: pa.RecordBatch, kind: bytes, shard: int) -> None:
-        """Raises ValueError unless the batch has the run's columns, and each row of it is one of ``shard``, once a sample."""
+        """Raises ValueError unless the batch has the run's columns, and each row of it is one of ``shard``."""
         if not batch.schema.equals(self._schemas[kind]):
             raise ValueError("the frame has other columns than the run")
         batch.validate(full=True)
+        if any(column.null_count for field, column in zip(batch.schema, batch.columns, strict=True) if not field.nullable):
+            raise ValueError("the frame has no value where the run has one in each record")
         rows, samples = (each.tolist() for each in positions([batch]))
         own = self._layout.rows_of(shard)
         if not own or any(row not in own for row in rows):
@@ -128,7 +148,5 @@ class FrameIntake:
         least = WHOLE if kind == journal.ERRORS else 0
         if any(not least <= sample <= _MOST_SAMPLES for sample in samples):
             raise ValueError("the frame holds a sample that no row has")
-        if len(set(zip(rows, samples, strict=True))) != len(rows):
-            raise ValueError("the frame holds a row and sample twice")
         if "round" in batch.schema.names and set(batch.column("round").to_pylist()) - {shard // max(1, self._layout.shards_a_round)}:
             raise ValueError(f"the frame holds rows of another round than shard {shard}")

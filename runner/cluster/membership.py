@@ -17,7 +17,7 @@ from ..pipeline.model_work import OpenRun
 from .interface import Fleet, Joined, Left
 from .lease_policies import LeasePolicies
 from .messages import PolicyRefused, Ready, RunFailed, RunOffer, StopRun
-from .roster import KnownWorker, Roster, error_of, facts_of, version_fault
+from .roster import KnownWorker, Roster, error_of, facts_of, message_fault, version_fault
 from .writer_answers import RowReturns
 
 log = logging.getLogger("mlx_bulk")
@@ -67,6 +67,9 @@ class Membership:
             self.refuse(joined.worker, worker, fault)
             return
         if joined.hello.run == self._offer.run:
+            if fault := message_fault(joined.hello, self._run.layout):
+                self.refuse(joined.worker, worker, fault)
+                return
             self._found = monotonic() if self._found is None else self._found
             twice = self._leaser.adopt(joined.worker, joined.hello.leases, monotonic(), worker.label)
             self._log.note_again(joined.worker, twice, RESTART)
@@ -75,14 +78,10 @@ class Membership:
         self._fleet.send(joined.worker, self._offer)
 
     def make_ready(self, name: str, worker: KnownWorker, ready: Ready) -> None:
-        """Notes what a worker tells of its models; it can be given rows now, unless it was refused while it loaded them."""
+        """Notes what a worker tells of its models, which was checked; it can be given rows now, unless it was refused while it loaded them."""
         if worker.refused:
             return
-        try:
-            facts = facts_of(ready)
-        except ValueError as error:
-            self.refuse(name, worker, f"tells of its model what cannot be read ({error}); install the same version of mlx-bulk")
-            return
+        facts = facts_of(ready)
         worker.ready, worker.longest = True, ready.longest
         if isinstance(rows := facts.get("batch", {}).get("rows"), int):
             self._leaser.equip(name, max(1, (rows >> facts.get("halved", 0)) // (self._run.spec.job.samples or 1)))

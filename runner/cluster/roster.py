@@ -6,16 +6,19 @@ Sends nothing. Raises an error where no worker can do the run any more.
 import json
 import logging
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
 from ...configs.cluster import ClusterConfig
-from ..core.errors import BulkError, DataError, ModelError, OutOfRoom
+from ..core.errors import BulkError, DataError, ModelError, OutOfRoom, first_line
 from ..core.progress import Progress
+from ..core.shard_layout import Layout
 from ..leasing.row_set import RowSet
+from .frame_intake import MOST_COUNTED
 from .interface import ORPHAN_SECONDS, Joined
-from .messages import Hello, Ready, RunFailed
+from .messages import Figures, FromWorker, Hello, Ready, RunFailed, Unfit
 
 log = logging.getLogger("mlx_bulk")
 
@@ -152,15 +155,51 @@ class Roster:
 
 def facts_of(ready: Ready) -> dict[str, Any]:
     """Returns the facts of a worker's session. Raises ValueError where they are not what a worker tells."""
-    facts = json.loads(ready.facts)
+    try:
+        facts = json.loads(ready.facts)
+        json.dumps([[facts]])  # sessions.jsonl holds them one level deeper
+    except RecursionError:
+        raise ValueError("found values in one another without an end") from None
     if not isinstance(facts, dict):
         raise ValueError(f"found {type(facts).__name__}, expected a mapping")
     batch, halved = facts.get("batch", {}), facts.get("halved", 0)
-    if not isinstance(batch, dict) or not isinstance(batch.get("rows", 1), int | None):
+    rows = batch.get("rows") if isinstance(batch, dict) else 0
+    if rows is not None and (not isinstance(rows, int) or not 0 < rows <= MOST_COUNTED):
         raise ValueError("found a batch without a number of rows")
     if type(halved) is not int or not 0 <= halved < _MOST_HALVINGS or ready.longest < 0:
         raise ValueError("found a number below 0")
     return facts
+
+
+def message_fault(message: FromWorker, layout: Layout) -> str:
+    """Returns what is wrong with a message that no worker of ours sends, as its types are right; empty where nothing is.
+
+    Those that hold records are checked where these are read. Changes nothing, so that whatever it finds costs a worker and not the run.
+    """
+    try:
+        match message:
+            case Ready():
+                facts_of(message)
+            case Figures(counts=counts):
+                if any(not 0 <= count <= MOST_COUNTED for count in counts.values()):
+                    raise ValueError("found a count below 0, or one that is too large")
+            case Unfit(position=position):
+                _require_rows(layout, [position])
+            case Hello(leases=leases):
+                for positions in leases.values():
+                    _require_rows(layout, positions)
+            case _:
+                pass
+    except Exception as error:  # of any kind: what a worker sends is no reason to end the run
+        text = first_line(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {first_line(error)}"
+        return f"sent {type(message).__name__}, which cannot be right ({text}); install the same version of mlx-bulk"
+    return ""
+
+
+def _require_rows(layout: Layout, positions: Sequence[int]) -> None:
+    for position in positions:
+        if not layout.has(position):
+            raise ValueError(f"the run has no row {position}")
 
 
 def error_of(worker: str, failed: RunFailed) -> BulkError:

@@ -7,7 +7,7 @@ import re
 import warnings
 from functools import cache
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
@@ -24,6 +24,7 @@ _WIDE = ("I", "I;16", "I;16L", "I;16B", "I;16N")  # gray of 16 bits, which Pillo
 _ICON, _PNG = b"\0\0\1\0", b"\x89PNG\r\n\x1a\n"
 _TILE = (322, 323)  # TIFF's tags of its tiles' width and height
 _WHITE = (255, 255, 255)
+_HEAD = 1000  # bytes that show what a file is which is no picture
 
 
 def read_picture(data: bytes, name: str, most_pixels: int) -> "Image":
@@ -40,7 +41,7 @@ def read_picture(data: bytes, name: str, most_pixels: int) -> "Image":
     except images.DecompressionBombError as error:
         raise _too_large(name, "".join(re.findall(r"\d{6,}", str(error))[:1]), most_pixels) from None
     except images.UnidentifiedImageError:
-        raise picture_error(f"{name}: {_found(data)}; expected a picture: {', '.join(_known_formats())}") from None
+        raise _no_picture(name, data[:_HEAD], len(data)) from None
     except Exception as error:  # decoders raise what they like on damaged headers
         raise _damaged(name, error) from None
     _require_few_pixels(image.size, name, most_pixels)
@@ -91,6 +92,26 @@ def pixels_file(image: "Image", name: str, most_pixels: int) -> bytes:
     except Exception as error:  # a file that was opened before, and is cut off or closed
         raise _damaged(name, error) from None
     return made.getvalue()
+
+
+def require_picture(file: BinaryIO, size: int, name: str) -> None:
+    """Raises RowError as ``read_picture`` does where a file does not begin as a picture does. Decodes no pixels.
+
+    size: the file's bytes. What is wrong with the rest of it shows when it is decoded.
+    """
+    if file.read(len(_ICON)) == _ICON:
+        return  # Pillow decodes an ICO when it opens it
+    file.seek(0)
+    images = pillow()
+    try:
+        images.open(file, formats=_known_formats())
+    except images.DecompressionBombError:
+        return  # the reader may allow more pixels
+    except images.UnidentifiedImageError:
+        file.seek(0)
+        raise _no_picture(name, file.read(_HEAD), size) from None
+    except Exception as error:
+        raise _damaged(name, error) from None
 
 
 @cache
@@ -149,9 +170,13 @@ def _damaged(name: str, error: Exception) -> RowError:
     return picture_error(f"{name}: the picture is damaged or cut off: {first_line(error)}; save it anew")
 
 
-def _found(data: bytes) -> str:
-    """Says what bytes are that are no picture, where that shows."""
-    head = data[:64].lstrip()
-    if head[:1] == b"<" or head[:1] == b"{":
-        return "found text" + (" (SVG is no picture of pixels: convert it to PNG)" if b"svg" in data[:1000].lower() else "")
-    return "found a PDF" if head.startswith(b"%PDF") else f"found {len(data):,} bytes that are no picture"
+def _no_picture(name: str, head: bytes, size: int) -> RowError:
+    return picture_error(f"{name}: {_found(head, size)}; expected a picture: {', '.join(_known_formats())}")
+
+
+def _found(head: bytes, size: int) -> str:
+    """Says what bytes are that are no picture, where that shows. head: the first of them; size: how many there are."""
+    begin = head[:64].lstrip()
+    if begin[:1] == b"<" or begin[:1] == b"{":
+        return "found text" + (" (SVG is no picture of pixels: convert it to PNG)" if b"svg" in head.lower() else "")
+    return "found a PDF" if begin.startswith(b"%PDF") else f"found {size:,} bytes that are no picture"

@@ -220,7 +220,7 @@ class DaskFleet:
     def _hear(self, line: WorkerLine, wire: dict[str, Any], size: int) -> None:
         try:
             message = from_wire(wire)
-        except ValueError as error:
+        except Exception as error:  # of any kind, since the bytes are a stranger's
             raise MessageRefused(f"what this version of mlx-bulk does not know ({visible(str(error))[:300]})") from None
         if isinstance(message, Hello) and line.worker is None:
             self._join(line, message)

@@ -11,12 +11,23 @@ FileWanted = PieceWanted | PictureWanted | PictureTaken
 
 
 class FileDesk:
-    """Answers workers of the run ``run``. data: of its config. found: see ``PieceDesk``. send: sends a worker a message. For one thread."""
+    """Answers workers of the run ``run``. For one thread.
+
+    pictures: of the config, where rows may have pictures; None where they have none, and no file of the input's folder is sent. found:
+    see ``PieceDesk``. send: sends a worker a message.
+    """
 
     def __init__(
-        self, run: str, data: DataConfig, found: Callable[[str], Parcel | None], send: Callable[[str, Piece | NoParcel | PicturePart], None]
+        self,
+        run: str,
+        pictures: DataConfig | None,
+        found: Callable[[str], Parcel | None],
+        send: Callable[[str, Piece | NoParcel | PicturePart], None],
     ):
-        self._pieces, self._pictures = PieceDesk(run, found, send).turns, PictureDesk(run, data, send).turns
+        self._run, self._send = run, send
+        self._pieces = PieceDesk(run, found, send).turns
+        self._pictures = None if pictures is None else PictureDesk(run, pictures, send).turns
+        self._turns = (self._pieces,) if self._pictures is None else (self._pieces, self._pictures)
 
     def answer(self, worker: str, wanted: FileWanted) -> None:
         """Sends a worker what it wants, now or when its turn comes. Raises ModelError where the input's folder is gone."""
@@ -24,16 +35,20 @@ class FileDesk:
             case PieceWanted():
                 self._pieces.answer(worker, wanted)
             case PictureWanted():
-                self._pictures.answer(worker, wanted)
+                if self._pictures is not None:
+                    self._pictures.answer(worker, wanted)
+                else:  # no worker of ours asks
+                    self._send(worker, PicturePart(self._run, wanted.ask, wanted.offset, problem="rows of this run have no pictures"))
             case PictureTaken():
-                self._pictures.forget(worker)
+                if self._pictures is not None:
+                    self._pictures.forget(worker)
 
     def forget(self, worker: str) -> None:
         """Forgets what a worker wants, which has left."""
-        self._pieces.forget(worker)
-        self._pictures.forget(worker)
+        for turns in self._turns:
+            turns.forget(worker)
 
     def look(self) -> None:
         """Serves those that wait for workers which have fallen silent."""
-        self._pieces.look()
-        self._pictures.look()
+        for turns in self._turns:
+            turns.look()

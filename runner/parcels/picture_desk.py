@@ -1,6 +1,7 @@
 """The driver's end of pictures that rows name by a path: workers ask for a file, and get it a part at a time.
 
-The driver knows which files those may be. What a row's error says is said here, so that it is the same as on one machine.
+The driver knows which files those may be: pictures below the input's folder, and no others, whatever a worker asks for. What a row's
+error says is said here, so that it is the same as on one machine.
 """
 
 import json
@@ -14,6 +15,7 @@ from time import monotonic, time_ns
 from ...configs.data import DataConfig
 from ..core.errors import RowError
 from ..files.file_stamp import Stamp, is_settled, stamp_of
+from ..images.pictures import require_picture
 from ..images.row_pictures import picture_folders
 from ..images.sources import PictureSources, picture_error
 from .file_messages import PicturePart, PictureWanted
@@ -48,25 +50,30 @@ class PictureDesk:
         try:
             part = self._part(wanted)
         except RowError as error:
-            part = PicturePart(self._run, wanted.ask, problem=str(error))
+            part = PicturePart(self._run, wanted.ask, wanted.offset, problem=str(error))
         self._send(worker, part)
         return bool(part.content)
 
     def _part(self, wanted: PictureWanted) -> PicturePart:
         file = self._sources.file(*_named(wanted.named))
         with file.opened() as opened:
-            digest, size = self._digest(file.place, opened)
+            digest, size = self._digest(file.place, file.shown, opened)
             content = b""
             if digest != wanted.have and 0 <= wanted.offset < size:
                 opened.seek(wanted.offset)
                 content = opened.read(PART_BYTES)
         return PicturePart(self._run, wanted.ask, wanted.offset, digest, size, content)
 
-    def _digest(self, place: Path, file: BufferedReader) -> tuple[str, int]:
-        """Returns the sha256 of a file and its bytes. It is read again only where its stamp may hide a change."""
+    def _digest(self, place: Path, shown: str, file: BufferedReader) -> tuple[str, int]:
+        """Returns the sha256 of a picture's file and its bytes. It is read again only where its stamp may hide a change.
+
+        Raises RowError for what is no picture, before anything is told of it.
+        """
         mark = _mark(place)
         known = self._digests.pop(place, None)
         if known is None or known[0] != mark:
+            require_picture(file, mark[0], shown)
+            file.seek(0)
             known = mark, file_digest(file, "sha256").hexdigest()
         if is_settled(mark[1], time_ns()) and _mark(place) == mark:
             self._digests[place] = known
@@ -84,6 +91,6 @@ def _named(name: str) -> tuple[str, str, Path]:
     """Returns what a worker has named by ``file_name``. Raises RowError for anything else."""
     try:
         path, where, beside = (str(each) for each in json.loads(name))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         raise picture_error("a worker asked for it by what is no name of a file; install the same version of mlx-bulk") from None
     return path, where, Path(beside)

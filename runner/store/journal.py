@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from ..core.errors import RunDirError
+from ..core.errors import RunDirError, first_line
 from ..files.atomic import append_bytes, replacing, sync_file
 
 log = logging.getLogger("mlx_bulk")
@@ -88,10 +88,13 @@ def frame_content(kind: bytes, batch: pa.RecordBatch) -> tuple[bytes, bytes]:
 
 
 def checked_batch(kind: bytes, payload: bytes, checksum: bytes) -> pa.RecordBatch:
-    """Returns the batch that ``frame_content`` made a frame of. Raises ValueError where the bytes are others, before Arrow parses any."""
+    """Returns the batch that ``frame_content`` made a frame of. Raises ValueError for other bytes, also where their checksum is right."""
     if _checksum(kind, memoryview(payload)) != checksum:
         raise ValueError("the frame's checksum is wrong")
-    batches = list(pa.ipc.open_stream(payload))
+    try:
+        batches = list(pa.ipc.open_stream(payload))
+    except Exception as error:  # Arrow raises what it likes for bytes that are not its own: OSError, NotImplementedError
+        raise ValueError(f"the frame is no stream of Arrow: {first_line(error)}") from error
     if len(batches) != 1:
         raise ValueError(f"the frame holds {len(batches)} batches, not one")
     return batches[0]

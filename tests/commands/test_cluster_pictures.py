@@ -36,7 +36,11 @@ from ..runner.support.thread_fleet import ThreadFleet
 from ..vision_folders import data_url, drawn, picture_bytes, write_vision_model
 
 pytestmark = pytest.mark.oracle
-PICTURES = {f"{i}.png": picture_bytes(drawn(30 + 20 * i, 40, i)) for i in range(4)} | {"cut.png": picture_bytes()[:200]}
+PICTURES = {f"{i}.png": picture_bytes(drawn(30 + 20 * i, 40, i)) for i in range(4)} | {
+    "cut.png": picture_bytes()[:200],
+    "letter.png": b"Dear reader",
+    "page.png": b"<html></html>",
+}
 JOBS: dict[str, dict[str, Any]] = {
     "generate": {"job": "generate", "sampling": {"max_tokens": 3, "temperature": 1.0, "n": 2}},
     "parts of messages": {"job": "generate", "prompt": {"messages": "chat"}, "sampling": {"max_tokens": 3, "temperature": 0}},
@@ -56,7 +60,7 @@ def a_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(name="folder")
 def a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of the rows and pictures. One row's picture is cut off, one's is not there, one's lies elsewhere."""
+    """The folder of the rows and pictures. One row's picture is cut off, one's is not there, one's lies elsewhere, and two are none."""
     for name, data in PICTURES.items():
         (tmp_path / name).write_bytes(data)
     rows: list[dict[str, Any]] = [
@@ -64,6 +68,7 @@ def a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for i in range(24)
     ]
     rows[5]["image"], rows[9]["image"], rows[14]["image"] = ["cut.png"], ["gone.png"], ["../0.png"]
+    rows[16]["image"], rows[20]["image"] = ["letter.png"], ["0.png", "page.png"]
     for row in rows:
         images = [{"type": "image_url", "image_url": {"url": image}} for image in row["image"]]
         row["chat"] = [{"role": "user", "content": [*images, {"type": "text", "text": row["q"]}]}]
@@ -114,7 +119,7 @@ def test_workers_get_pictures_from_the_driver(job: str, folder: Path, model: Pat
     fleet.end(True)
     assert next(frames) > 2
     assert (over.complete, over.rows, over.records, over.errors) == (True, plain.rows, plain.records, plain.errors)
-    assert {row for row, _, _ in errors(folder / "plain")} == {5, 9, 14}
+    assert {row for row, _, _ in errors(folder / "plain")} == {5, 9, 14, 16, 20}
     assert errors(folder / "cluster") == errors(folder / "plain")
     assert parts(folder / "cluster") == parts(folder / "plain")
     assert verify(folder / "cluster").exit_code == 3

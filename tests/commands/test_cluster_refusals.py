@@ -2,15 +2,35 @@
 
 import threading
 from collections.abc import Callable
+from functools import partial
+from hashlib import blake2b
 from typing import Any
 
+import numpy
+import pyarrow as pa
 import pytest
 from mlx_bulk.configs.cluster import ClusterConfig
 from mlx_bulk.runner.cluster.fleet_work import ClusterWork
 from mlx_bulk.runner.cluster.lease_policies import LeasePolicies
-from mlx_bulk.runner.cluster.messages import FromWorker, Hello, PolicyRefused, Ready, RunOffer, RunRefused, StopRun, ToWorker
+from mlx_bulk.runner.cluster.messages import (
+    Figures,
+    Frame,
+    Frames,
+    FromWorker,
+    Hello,
+    PolicyRefused,
+    Ready,
+    RunOffer,
+    RunRefused,
+    StopRun,
+    ToWorker,
+    Unfit,
+)
 from mlx_bulk.runner.core.host_process import HostProcess
 from mlx_bulk.runner.parcels.file_desk import FileDesk
+from mlx_bulk.runner.parcels.file_messages import PicturePart, PictureWanted
+from mlx_bulk.runner.parcels.picture_desk import file_name
+from mlx_bulk.runner.store import journal
 
 from ..jobs.support.bench import Bench
 from ..runner.support.thread_fleet import PipeEnd, StopEarly, ThreadFleet
@@ -70,12 +90,61 @@ def test_a_refused_worker_that_connects_again_is_told_so_and_loads_nothing(bench
     assert [message.reason for message in fleet.to_first(StopRun) if message.reason] == [reason, reason]
 
 
-@pytest.mark.parametrize("facts", ["{", "[]", '{"batch": 3}', '{"batch": {"rows": "4"}}', '{"batch": {"rows": 4}, "halved": -1}'])
-def test_a_worker_that_tells_no_facts_of_its_model_is_not_used(bench: Bench, facts: str):
-    fleet = OneRefused(lambda digest: Ready(digest, facts, 100), connects_again=False)
+NO_FACTS = ["{", "[]", '{"batch": 3}', '{"batch": {"rows": "4"}}', '{"batch": {"rows": 4}, "halved": -1}', "[" * 200_000, "9" * 5000]
+STRANGE: list[Callable[[str], FromWorker]] = [
+    *(partial(Ready, facts=facts, longest=100) for facts in NO_FACTS),
+    partial(Figures, counts={"steps": 10**400}),
+    partial(Figures, counts={"steps": -1}),
+    partial(Unfit, position=-3, reason="it is long"),
+    partial(Unfit, position=10**30, reason="it is long"),
+]
+
+
+@pytest.mark.parametrize("answer", STRANGE)
+def test_a_worker_that_sends_what_cannot_be_right_is_not_used_and_the_run_goes_on(bench: Bench, answer: Callable[[str], FromWorker]):
+    fleet = OneRefused(answer, connects_again=False)
     assert complete(bench, fleet)
     (stop,) = [message for message in fleet.to_first(StopRun) if message.reason]
-    assert stop.reason.startswith("it tells of its model what cannot be read (")
+    kind = type(answer("")).__name__
+    assert stop.reason.startswith(f"it sent {kind}, which cannot be right (")
+
+
+def tensor() -> bytes:
+    sink = pa.BufferOutputStream()
+    pa.ipc.write_tensor(pa.Tensor.from_numpy(numpy.zeros((2, 2))), sink)
+    return sink.getvalue().to_pybytes()
+
+
+WRITTEN, _ = journal.frame_content(journal.RESULTS, pa.RecordBatch.from_pydict({"row": [1, 2], "completion": ["a", "b" * 50]}))
+PAYLOADS = {"cut off": WRITTEN[:-80], "a tensor": tensor(), "nothing": b""}
+
+
+@pytest.mark.parametrize("payload", PAYLOADS)
+def test_records_that_are_no_arrow_but_have_the_right_checksum_are_damaged(bench: Bench, payload: str, caplog: pytest.LogCaptureFixture):
+    content = PAYLOADS[payload]
+    frame = Frame("R", content, blake2b(b"R" + len(content).to_bytes(8, "little") + content, digest_size=16).digest())
+
+    def answer(digest: str) -> FromWorker:
+        fleet.tell("worker-1", Frames(digest, 1, 0, (), (), (frame,)))
+        fleet.tell("worker-1", Frames(digest, 2, 0, (), (), (frame,)))
+        return Frames(digest, 3, 0, (), (), (frame,))
+
+    fleet = OneRefused(answer, connects_again=False)
+    assert complete(bench, fleet)
+    assert [message.reason for message in fleet.to_first(StopRun) if message.reason] == ["it sent damaged records 3 times"]
+    assert len([line for line in caplog.messages if line.startswith("worker-1 sent records that are damaged (")]) == 3
+
+
+def test_a_worker_of_a_text_run_gets_no_file_of_the_driver(bench: Bench):
+    (bench.root / "key").write_text("a secret")
+
+    def answer(digest: str) -> FromWorker:
+        fleet.tell("worker-1", PictureWanted(digest, 7, file_name("key", "", bench.root)))
+        return RunRefused(digest, ("it has what it wants",))
+
+    fleet = OneRefused(answer, connects_again=False)
+    assert complete(bench, fleet)
+    assert fleet.to_first(PicturePart) == [PicturePart(fleet.to_first(RunOffer)[0].run, 7, problem="rows of this run have no pictures")]
 
 
 def test_what_a_refused_worker_wanted_is_forgotten(bench: Bench, monkeypatch: pytest.MonkeyPatch):

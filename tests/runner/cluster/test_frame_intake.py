@@ -52,6 +52,10 @@ def frames(shard: int, *content: Frame, admitted: Sequence[Place] = ()) -> Frame
         (frames(0, admitted=[(0, 2**31)]), "row 0"),
         (frames(0, frame(4, 0)), "not of shard 0"),
         (frames(0, Frame("X", b"", b"")), "of kind 'X'"),
+        (frames(0, frame(1, 0), frame(1, 0)), "a row and sample twice"),
+        (frames(0, frame(1, None, journal.ERRORS), frame(1, None, journal.ERRORS)), "a row and sample twice"),
+        (frames(0, frame(1, None)), "no value where the run has one"),
+        (replace(frames(0, frame(1, 0)), tokens=((1, 10**400, 0, 0),)), "too large"),
     ],
 )
 def test_what_cannot_be_true_is_refused_and_the_run_goes_on(writer: Writer, message: Frames, found: str):
@@ -84,6 +88,17 @@ def test_tokens_count_once_with_the_records_that_are_kept(writer: Writer):
     assert kept == [Tokens(7, 30, 1), Tokens(5, 30, 2), Tokens()]
     with pytest.raises(ValueError, match="below 0"):
         intake.land(replace(again, tokens=((6, -4, 20, 1),)), kept.append)
+    writer.close()
+
+
+def test_an_error_that_nobody_has_foreseen_is_the_messages_own(writer: Writer, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: object) -> None:
+        raise NotImplementedError("unknown type")
+
+    intake = FrameIntake(writer, SCHEMA, LAYOUT)
+    monkeypatch.setattr(FrameIntake, "_require_ours", fail)
+    with pytest.raises(ValueError, match="NotImplementedError: unknown type"):
+        intake.land(frames(0, frame(1, 0)), lambda kept: None)
     writer.close()
 
 

@@ -1,13 +1,15 @@
 """Tests when a run without workers ends, and with which words."""
 
+import json
 import sys
 from typing import Any
 
 import pytest
 from mlx_bulk.configs.cluster import ClusterConfig
 from mlx_bulk.runner.cluster.interface import ORPHAN_SECONDS, Joined
-from mlx_bulk.runner.cluster.messages import Hello
-from mlx_bulk.runner.cluster.roster import NoWorkers, Roster
+from mlx_bulk.runner.cluster.messages import Figures, FromWorker, Hello, LeaseDone, Ready, Unfit
+from mlx_bulk.runner.cluster.roster import NoWorkers, Roster, message_fault
+from mlx_bulk.runner.core.shard_layout import Layout
 from mlx_bulk.runner.leasing.row_set import RowSet
 
 
@@ -87,3 +89,32 @@ def test_a_shard_goes_to_workers_that_have_not_said_that_it_is_too_large():
     waits.workers["b"].left = 0.0
     assert (waits.may_hold(rows, 4.0), waits.may_hold(rows, 5.0)) == (True, False)  # it may come back
     assert not waits.may_hold(RowSet(0, [], no_room={"host": "", "other": ""}), 0.0)
+
+
+def ready(facts: Any) -> Ready:
+    return Ready("run", json.dumps(facts))
+
+
+@pytest.mark.parametrize(
+    ("message", "found"),
+    [
+        (ready({"batch": {"rows": 4}, "halved": 1}), ""),
+        (ready({}), ""),
+        (ready({"batch": {"rows": 0}}), "found a batch without a number of rows"),
+        (ready({"batch": {"rows": 10**400}}), "found a batch without a number of rows"),
+        (Ready("run", "[" * 200_000), "found values in one another without an end"),
+        (Ready("run", "{}", -1), "found a number below 0"),
+        (Figures("run", {"steps": 3}), ""),
+        (Figures("run", {"steps": 10**400}), "found a count below 0, or one that is too large"),
+        (Unfit("run", 9, ""), ""),
+        (Unfit("run", 10, ""), "the run has no row 10"),
+        (Hello("a", "host", {}, "run", {"x": [0, 9], "y": []}), ""),
+        (Hello("a", "host", {}, "run", {"x": [0, -1]}), "the run has no row -1"),
+        (LeaseDone("run", "whatever"), ""),
+    ],
+)
+def test_what_is_wrong_with_a_message_is_said(message: FromWorker, found: str):
+    fault = message_fault(message, Layout(10, 4))
+    assert fault == (
+        f"sent {type(message).__name__}, which cannot be right ({found}); install the same version of mlx-bulk" if found else ""
+    )

@@ -5,21 +5,26 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Thread
+from threading import Thread, Timer
 from typing import Any
 
 import pytest
 from mlx_bulk.configs.data import DataConfig
 from mlx_bulk.runner.core.errors import ModelError, RowError, RunEnded
 from mlx_bulk.runner.images import sources
+from mlx_bulk.runner.images.pictures import pillow, read_picture
 from mlx_bulk.runner.images.sources import PictureSources
 from mlx_bulk.runner.parcels import picture_desk
+from mlx_bulk.runner.parcels.file_desk import FileDesk
 from mlx_bulk.runner.parcels.file_messages import PicturePart, PictureTaken, PictureWanted
 from mlx_bulk.runner.parcels.picture_desk import PictureDesk
 from mlx_bulk.runner.worker.picture_cache import PictureCache
 from mlx_bulk.runner.worker.sent_pictures import SentPictures
 
-BYTES = bytes(range(256)) * 10
+from ...vision_folders import drawn
+
+BYTES = b"P6 29 29 255\n" + bytes(range(256)) * 10  # parts of it differ, and its head is that of a picture
+OTHER = b"P6 29 29 255\n" + bytes(range(255, -1, -1)) * 10
 Change = Callable[[PicturePart], PicturePart | None]
 
 
@@ -77,30 +82,95 @@ def a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_file_arrives_in_parts_and_once(folder: Path) -> None:
     wire = Wire(folder / "rows.jsonl")
     assert [wire.read("a.png", where) for where in ("image", "image[1]", "image")] == [BYTES] * 3
-    assert [len(part.content) for part in wire.sent] == [1000, 1000, 560, 0, 0]
+    assert [len(part.content) for part in wire.sent] == [1000, 1000, 573, 0, 0]
     assert sum(isinstance(message, PictureTaken) for message in wire.asked) == 1
 
 
 def test_a_file_that_has_changed_is_sent_again(folder: Path) -> None:
     wire = Wire(folder / "rows.jsonl")
     assert wire.read("a.png") == BYTES
-    (folder / "a.png").write_bytes(b"another")
-    assert wire.read("a.png") == b"another"
+    (folder / "a.png").write_bytes(OTHER[:700])
+    assert wire.read("a.png") == OTHER[:700]
 
 
 def test_a_change_within_one_tick_of_the_clock_is_seen(folder: Path) -> None:
     wire = Wire(folder / "rows.jsonl")
     assert wire.read("a.png") == BYTES
     before = (folder / "a.png").stat()
-    (folder / "a.png").write_bytes(BYTES[::-1])
+    (folder / "a.png").write_bytes(OTHER)
     os.utime(folder / "a.png", ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert wire.read("a.png") == BYTES[::-1]
+    assert wire.read("a.png") == OTHER
 
 
-def test_an_empty_file_is_one(folder: Path) -> None:
-    (folder / "a.png").write_bytes(b"")
+SECRETS = {
+    "key": b"-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjEA",
+    "empty": b"",
+    "json": b'{"token": "secret"}',
+    "svg": b"<svg xmlns='http://www.w3.org/2000/svg'/>",
+    "pdf": b"%PDF-1.7 secret",
+    "begins as a picture": b"P5 secret text\n",
+    "eps": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
+}
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_what_is_no_picture_stays_with_the_driver_and_its_error_is_that_of_one_machine(folder: Path, name: str) -> None:
+    (folder / "a.png").write_bytes(SECRETS[name])
     wire = Wire(folder / "rows.jsonl")
-    assert [wire.read("a.png") for _ in range(2)] == [b"", b""]
+    source = PictureSources((folder.resolve(),), False).source("a.png", "image[1]", folder)
+    with pytest.raises(RowError) as here:
+        read_picture(source.read(), source.name, 1 << 20)
+    for _ in range(2):
+        with pytest.raises(RowError) as there:
+            wire.read("a.png", "image[1]")
+        assert (str(there.value), there.value.stage, there.value.name) == (str(here.value), here.value.stage, here.value.name)
+    assert {(part.content, part.digest, part.size) for part in wire.sent} == {(b"", "", 0)}
+
+
+@pytest.mark.parametrize("kind", ["BMP", "GIF", "ICO", "JPEG", "PNG", "PPM", "TGA", "TIFF", "WEBP"])
+def test_pictures_of_all_kinds_travel_and_those_cut_off_have_the_error_of_one_machine(folder: Path, kind: str) -> None:
+    drawn(40, 30, 1).save(folder / "a.png", kind)
+    whole = (folder / "a.png").read_bytes()
+    wire = Wire(folder / "rows.jsonl")
+    assert wire.read("a.png") == whole
+    for size in (len(whole) - 30, len(whole) // 2, 30, 20):
+        (folder / "a.png").write_bytes(whole[:size])
+        assert shown(lambda: wire.read("a.png")) == shown((folder / "a.png").read_bytes)
+
+
+def shown(read: Callable[[], bytes]) -> str:
+    """What a row shows of a picture: its size, or why it has none."""
+    try:
+        return str(read_picture(read(), "image: a.png", 1 << 20).size)
+    except RowError as error:
+        return str(error)
+
+
+def test_a_picture_with_more_pixels_than_pillow_opens_travels(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn(40, 30, 1).save(folder / "a.png")
+    monkeypatch.setattr(pillow(), "MAX_IMAGE_PIXELS", 100)
+    assert Wire(folder / "rows.jsonl").read("a.png") == (folder / "a.png").read_bytes()
+
+
+def test_rows_without_pictures_have_no_files(folder: Path) -> None:
+    sent: list[Any] = []
+    desk = FileDesk("run", None, lambda name: None, lambda worker, part: sent.append(part))
+    desk.answer("worker", PictureWanted("run", 7, picture_desk.file_name("a.png", "image", folder)))
+    desk.answer("worker", PictureTaken("run"))
+    desk.forget("worker")
+    desk.look()
+    assert sent == [PicturePart("run", 7, problem="rows of this run have no pictures")]
+
+
+def test_a_file_that_goes_between_two_parts_is_told(folder: Path) -> None:
+    def change(part: PicturePart) -> PicturePart:
+        (folder / "a.png").unlink(missing_ok=True)
+        return part
+
+    wire = Wire(folder / "rows.jsonl", change=change)
+    Timer(10, lambda: setattr(wire, "ended", True)).start()
+    with pytest.raises(RowError, match=r"a\.png is not there"):
+        wire.read("a.png")
 
 
 PATHS = [
@@ -152,11 +222,11 @@ def test_a_folder_that_is_gone_ends_the_run(folder: Path) -> None:
 def test_a_file_that_changes_between_two_parts_is_read_anew(folder: Path) -> None:
     def change(part: PicturePart) -> PicturePart:
         if part.offset == 1000 and part.content[:1] == BYTES[1000:1001]:
-            (folder / "a.png").write_bytes(BYTES[::-1])
+            (folder / "a.png").write_bytes(OTHER)
         return part
 
     wire = Wire(folder / "rows.jsonl", change=change)
-    assert wire.read("a.png") == BYTES[::-1]
+    assert wire.read("a.png") == OTHER
 
 
 @pytest.mark.parametrize("spoilt", [{"content": b"x" * 1000}, {"content": b""}, {"digest": "0" * 64}])
@@ -171,7 +241,7 @@ def test_damaged_parts_come_again_and_a_file_that_never_comes_right_is_given_up(
 
 
 def test_an_answer_to_an_engine_that_has_died_is_passed_over(folder: Path) -> None:
-    (folder / "b.png").write_bytes(b"of another picture")
+    (folder / "b.png").write_bytes(OTHER)
     wire = Wire(folder / "rows.jsonl")
     earlier = Wire(folder / "rows.jsonl")
     earlier.read("b.png")
@@ -190,9 +260,9 @@ def test_waiting_ends_with_the_run(folder: Path) -> None:
 def test_what_is_no_name_of_a_file_is_refused(folder: Path) -> None:
     sent: list[PicturePart] = []
     desk = PictureDesk("run", DataConfig(path=str(folder / "rows.jsonl")), lambda worker, part: sent.append(part))
-    for named in ("", "[]", "7", '["a", "b"]', "null", '["a.png", "image", "' + str(folder) + '"]'):
+    for named in ("", "[]", "7", '["a", "b"]', "null", "[" * 200_000, '["a.png", "image", "' + str(folder) + '"]'):
         desk.turns.answer("worker", PictureWanted("run", 1, named, offset=-5))
-    assert [bool(part.problem) for part in sent] == [True] * 5 + [False]
+    assert [bool(part.problem) for part in sent] == [True] * 6 + [False]
     assert not any(part.content for part in sent)
 
 
