@@ -74,6 +74,7 @@ def worker(
         from ..worker.engine_process import EngineProcess
         from ..worker.hostfile import read_hostfile
         from ..worker.introduction import first_hello
+        from ..worker.local_workers import given_secret
         from ..worker.other_ranks import OtherRanks
 
         inbox: SimpleQueue[Any] = SimpleQueue()
@@ -93,7 +94,7 @@ def worker(
             return EngineProcess([*module, "worker-engine", *options], suspects, inbox, others)
 
         limits = Stay(once=not stay, wait=_ONCE_WAIT if wait is None and not stay else wait)
-        sys.exit(Agent(DriverLink(address, tls), first_hello(name), start, limits, inbox).run())
+        sys.exit(Agent(DriverLink(address, tls, secret=given_secret()), first_hello(name), start, limits, inbox).run())
 
 
 _models_option = click.option("--models", type=click.Path(path_type=Path))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # it comes with the extra cluster
 THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")  # of each library that may multiply
 MOST_DEATHS = 3  # of a worker, in a row, without a finished row
 LEAVES = {0, 2, *(128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))}  # codes of a worker that is to stay away
+SECRET = "MLX_BULK_DRIVER_SECRET"  # of the environment, which other accounts cannot read: what such a worker and its driver share
 END_SECONDS = 12.0  # for a worker to leave: its engine ends between two steps, its last frames are acked
 
 _GPUS = Path("/proc/driver/nvidia/gpus")
@@ -54,12 +55,15 @@ class LocalWorkers:
     """``count`` workers that join the driver at ``address``; they are named local-1, local-2, … and log to this process's stderr.
 
     wait: seconds after which they leave when no driver is there, as when this process is killed. threads: of each worker's matrix
-    products, None for its part of the cores. options: further options of ``mlx-bulk worker``.
+    products, None for its part of the cores. options: further options of ``mlx-bulk worker``. secret: by which they and the driver know
+    each other, None where anyone on this machine may join.
     """
 
-    def __init__(self, count: int, address: str, wait: float, threads: int | None = None, options: Sequence[str] = ()):
+    def __init__(
+        self, count: int, address: str, wait: float, threads: int | None = None, options: Sequence[str] = (), secret: str | None = None
+    ):
         self._command = [sys.executable, "-P", "-m", "mlx_bulk.jobs", "worker", address, "--once", "--wait", str(wait), *options]
-        self._count, self._threads = count, threads
+        self._count, self._threads, self._secret = count, threads, {} if secret is None else {SECRET: secret}
         orphans = self._orphans()
         self._workers = [_LocalWorker(number, orphans.get(number) or self._start(number)) for number in range(count)]
 
@@ -103,7 +107,7 @@ class LocalWorkers:
     def _start(self, number: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [*self._command, "--name", f"local-{number + 1}"],
-            env={**os.environ, **worker_environment(number, self._count, self._threads), _DRIVER: str(os.getpid())},
+            env={**os.environ, **worker_environment(number, self._count, self._threads), **self._secret, _DRIVER: str(os.getpid())},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             start_new_session=True,  # a signal from the terminal is for the driver, which ends them in order
@@ -211,6 +215,11 @@ def _network_of(process: int | str) -> str:
 def _lasting(words: Sequence[str]) -> list[str]:
     """Returns the words of a command line without the program, whose path may be told in two ways, and the values of ``_FREE``."""
     return [word for before, word in pairwise(words) if before not in _FREE]
+
+
+def given_secret() -> str | None:
+    """Returns the secret that this worker shares with the driver that has started it, None for others. Its own children do not get it."""
+    return os.environ.pop(SECRET, None)
 
 
 def _ended(code: int) -> str:

@@ -59,14 +59,17 @@ class _OpenCluster:
 
     def fleet(self) -> Fleet:
         """Listens for workers, and starts those of this machine."""
+        from ...runner.network.shared_secret import new_secret
+
         settings = self._settings
-        fleet = self._listen(settings.listen or _LOOPBACK, settings.tls, settings.lost_after)
+        secret = new_secret() if settings.listen is None and settings.tls is None else None
+        fleet = self._listen(settings.listen or _LOOPBACK, settings.tls, settings.lost_after, secret)
         if settings.listen is not None:
             log.info("workers join with: mlx-bulk worker %s%s", fleet.address, "" if settings.tls is None else " --tls FOLDER")
         if settings.workers:
             options = ("--log-level", _log_level(), *(() if settings.tls is None else ("--tls", settings.tls)))
             wait = min(settings.wait, ORPHAN_SECONDS) if settings.listen is None else settings.wait
-            self._workers = LocalWorkers(settings.workers, fleet.address, wait, self._threads, options)
+            self._workers = LocalWorkers(settings.workers, fleet.address, wait, self._threads, options, secret)
             return TendedFleet(fleet, self._workers)
         return fleet
 

@@ -5,6 +5,7 @@ Dask's own connections unpickle what a peer puts into a message, also in the sch
 module needs the extra ``cluster``.
 """
 
+import asyncio
 import logging
 import ssl
 import struct
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ...configs.errors import ConfigError
+from .shared_secret import is_own_driver, is_own_worker
 
 try:
     import distributed
@@ -24,7 +26,7 @@ try:
     from distributed.comm.addressing import get_address_host
     from distributed.comm.core import Comm, CommClosedError, FatalCommClosedError, connect
     from distributed.comm.registry import backends
-    from distributed.comm.tcp import TCP, TLS, TCPBackend, TCPListener, TLSBackend, TLSListener
+    from distributed.comm.tcp import TCP, TLS, TCPBackend, TCPConnector, TCPListener, TLSBackend, TLSListener
     from tornado.ioloop import PeriodicCallback
     from tornado.iostream import StreamClosedError
 except ImportError as error:
@@ -32,7 +34,17 @@ except ImportError as error:
         f"a run over several workers needs Dask's package distributed ({error}); install it: pip install 'mlx-bulk[cluster]'"
     ) from None
 
-__all__ = ["Comm", "CommClosedError", "FatalCommClosedError", "PeriodicCallback", "Scheduler", "Worker", "connect", "get_address_host"]
+__all__ = [
+    "Comm",
+    "CommClosedError",
+    "FatalCommClosedError",
+    "PeriodicCallback",
+    "Scheduler",
+    "StreamClosedError",
+    "Worker",
+    "connect",
+    "get_address_host",
+]
 
 log = logging.getLogger("mlx_bulk")
 
@@ -42,6 +54,7 @@ REFUSED = "mlx-bulk-refused"  # of the driver's last words to a worker
 ALIVE = "keep-alive"  # of signs of life, from both ends
 ALIVE_SECONDS = 3.0  # between two of them
 HANGING = 2.0  # times lost_after without any: the other end hangs, or its system does not say that the connection is gone
+_SECRET_SECONDS = 10.0  # for a worker to show that it has the driver's secret
 _WORD = struct.Struct("Q")
 _MOST_TOLD = 100
 _LOGGERS = ("distributed", "tornado", "tornado.application")
@@ -118,8 +131,57 @@ class PlainTLS(PlainComm, TLS):
     """A connection on which both ends have shown their certificates."""
 
 
+class _Refusals:
+    """Says in the log which hosts were refused, of each once."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def tell(self, address: str, why: str) -> None:
+        """Notes that a connection from an address was refused."""
+        host = get_address_host(address)
+        if host not in self._told and len(self._told) < _MOST_TOLD:
+            self._told.add(host)
+            log.warning("refused a connection from %s, which %s", host, why)
+
+
 class _PlainTCPListener(TCPListener):
     comm_class: ClassVar[type[TCP]] = PlainTCP
+
+    def __init__(self, *arguments: Any, secret: str | None = None, **more: Any):
+        super().__init__(*arguments, **more)
+        self._secret, self._refusals = secret, _Refusals()
+
+    async def _prepare_stream(self, stream: Any, address: str) -> Any:
+        """Returns the connection; None where the other end does not have the driver's secret, or does not speak."""
+        try:
+            if self._secret is None or await asyncio.wait_for(is_own_worker(stream, self._secret), _SECRET_SECONDS):
+                return stream
+            self._refusals.tell(address, "is no worker that this run has started")
+        except (OSError, TimeoutError):  # it only looked whether someone listens
+            pass
+        stream.close()
+        return None
+
+
+class StrangerFound(Exception):
+    """What listens at the address of a driver does not have its secret. Dask tries again after an OSError, and this is none."""
+
+
+class _PlainTCPConnector(TCPConnector):
+    """Connects to a driver that has the secret, and to no other."""
+
+    comm_class: ClassVar[type[TCP]] = PlainTCP
+
+    async def connect(self, address: str, deserialize: bool = True, *, secret: str, **arguments: Any) -> Any:
+        comm: Any = await super().connect(address, deserialize, **arguments)
+        try:
+            if await is_own_driver(comm.stream, secret):
+                return comm
+            raise StrangerFound
+        except BaseException:
+            comm.abort()
+            raise
 
 
 class _PlainTLSListener(TLSListener):
@@ -127,23 +189,22 @@ class _PlainTLSListener(TLSListener):
 
     def __init__(self, *arguments: Any, **more: Any):
         super().__init__(*arguments, **more)
-        self._told: set[str] = set()
+        self._refusals = _Refusals()
 
     async def _prepare_stream(self, stream: Any, address: str) -> Any:
         """Waits until both ends have shown their certificates. Returns None for a stranger, of which the log tells once."""
         try:
             return await stream.wait_for_handshake()
         except OSError as error:
-            host, why = get_address_host(address), getattr(error, "real_error", None) or error
+            why = getattr(error, "real_error", None) or error
             silent = not isinstance(why, ssl.SSLError) or isinstance(why, ssl.SSLEOFError)  # it only looked whether someone listens
-            if not silent and host not in self._told and len(self._told) < _MOST_TOLD:
-                self._told.add(host)
-                text = getattr(why, "reason", None) or why
-                log.warning("refused a connection from %s, which did not show a certificate of this cluster (%s)", host, text)
+            if not silent:
+                self._refusals.tell(address, f"did not show a certificate of this cluster ({getattr(why, 'reason', None) or why})")
             return None
 
 
 class _PlainTCPBackend(TCPBackend):
+    _connector_class = _PlainTCPConnector
     _listener_class = _PlainTCPListener
 
 
@@ -151,16 +212,36 @@ class _PlainTLSBackend(TLSBackend):
     _listener_class = _PlainTLSListener
 
 
-# Schemes of our own for listening: Dask's stay as they are for others in this process. The bytes on the wire are Dask's.
+# Schemes of our own for listening, and for connecting with a secret: Dask's stay as they are for others in this process. The bytes on the
+# wire are Dask's.
 PLAIN_SCHEMES = {"tcp": "mlx-bulk-tcp", "tls": "mlx-bulk-tls"}
 backends.setdefault(PLAIN_SCHEMES["tcp"], _PlainTCPBackend())
 backends.setdefault(PLAIN_SCHEMES["tls"], _PlainTLSBackend())
 
 
-def security(tls: str | None) -> distributed.Security:
-    """Returns what both ends know each other by: the certificates in the folder ``tls``, or nothing. Raises ConfigError for bad ones."""
+class _Secret(distributed.Security):
+    """What a driver and the workers that it has started know each other by, without certificates."""
+
+    def __init__(self, secret: str):
+        super().__init__(require_encryption=False, **dict.fromkeys(_tls_fields()))
+        self._secret = secret
+
+    def get_listen_args(self, role: str) -> dict[str, Any]:
+        """Returns what a listener is made with."""
+        return {**super().get_listen_args(role), "secret": self._secret}
+
+    def get_connection_args(self, role: str) -> dict[str, Any]:
+        """Returns what a connection is made with."""
+        return {**super().get_connection_args(role), "secret": self._secret}
+
+
+def security(tls: str | None, secret: str | None = None) -> distributed.Security:
+    """Returns what both ends know each other by: the certificates in the folder ``tls``, or a ``secret``, or nothing.
+
+    Raises ConfigError for bad certificates.
+    """
     if tls is None:
-        return distributed.Security(require_encryption=False, **dict.fromkeys(_tls_fields()))
+        return distributed.Security(require_encryption=False, **dict.fromkeys(_tls_fields())) if secret is None else _Secret(secret)
     ends = {"_file": "ca.pem", "_cert": "node.pem", "_key": "node.key"}
     files = {field: str(Path(tls) / ends[field[field.rindex("_") :]]) for field in _tls_fields()}
     keys = distributed.Security(require_encryption=True, **files)

@@ -45,10 +45,11 @@ class DaskFleet:
     """The workers that have connected to this process. Fulfils ``Fleet``.
 
     listen: ``host:port``, with port 0 for any free one. tls: the folder of keys, which an address that others reach needs. lost_after:
-    seconds without a sign of life after which a worker is taken for gone. Raises ConfigError where it cannot listen there.
+    seconds without a sign of life after which a worker is taken for gone. secret: without it, which workers of this machine are given as
+    they are started, nobody joins; not with tls. Raises ConfigError where it cannot listen there.
     """
 
-    def __init__(self, listen: str, tls: str | None = None, lost_after: float = 30.0):
+    def __init__(self, listen: str, tls: str | None = None, lost_after: float = 30.0, secret: str | None = None):
         url = require_safe_address(listen, tls)
         self._lost_after = lost_after
         self._events: deque[tuple[Event, WorkerLine]] = deque()
@@ -59,7 +60,7 @@ class DaskFleet:
         self._lines: dict[str, WorkerLine] = {}  # by worker, as the loop's thread sees it
         self._seen: dict[str, WorkerLine] = {}  # by worker, as the driver has been told
         started: Future[str] = Future()
-        self._thread = threading.Thread(target=self._run, args=(url, tls, started), name="fleet", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(url, lambda: security(tls, secret), started), name="fleet", daemon=True)
         self._thread.start()
         try:
             self.address = started.result()
@@ -116,10 +117,10 @@ class DaskFleet:
 
     # ------------------------------------------------------------------------------------------- in the loop's thread
 
-    def _run(self, url: str, tls: str | None, started: Future[str]) -> None:
+    def _run(self, url: str, keys: Callable[[], Any], started: Future[str]) -> None:
         try:
             with dask_settings(self._lost_after):
-                asyncio.run(self._serve(url, tls, started))
+                asyncio.run(self._serve(url, keys, started))
         except BaseException as error:
             if started.done():
                 self._failure = error
@@ -128,16 +129,15 @@ class DaskFleet:
                 return
             started.set_exception(error)
 
-    async def _serve(self, url: str, tls: str | None, started: Future[str]) -> None:
+    async def _serve(self, url: str, keys: Callable[[], Any], started: Future[str]) -> None:
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(lambda loop, context: log.debug("fleet: %s", context))
         self._room, self._ended = asyncio.Event(), asyncio.Event()
         scheme, _, place = url.partition("://")
         host, port = split_address(place)
-        protocol, keys = PLAIN_SCHEMES[scheme], security(tls)
         host = f"[{host}]" if ":" in host else host
         self._scheduler = scheduler = LeaseScheduler(
-            self._take, self._leave, self._room_for, host=host, port=port, protocol=protocol, security=keys
+            self._take, self._leave, self._room_for, host=host, port=port, protocol=PLAIN_SCHEMES[scheme], security=keys()
         )
         try:
             await scheduler

@@ -25,10 +25,13 @@ from .dask_comms import (
     ALIVE_SECONDS,
     HANGING,
     OP,
+    PLAIN_SCHEMES,
     Comm,
     CommClosedError,
     FatalCommClosedError,
     PeriodicCallback,
+    StrangerFound,
+    StreamClosedError,
     Worker,
     connect,
     dask_settings,
@@ -40,7 +43,9 @@ from .wire import from_wire, to_wire
 log = logging.getLogger("mlx_bulk")
 
 CONNECT_SECONDS = 3.0  # for one attempt
+SILENT_SECONDS = 1.0  # of an attempt, after which the log says that nothing has come
 END_SECONDS = 5.0  # for what is still to be sent
+_SILENT = "something listens there, but does not answer as a driver of mlx-bulk does"
 _PERIODIC = ("find-missing", "shift_counters", "monitor", "ticks", "profile", "profile-cycle")
 
 
@@ -126,12 +131,15 @@ class DriverLink:
     """The connection to a driver. Fulfils ``Connection``; after EOFError ``connect`` makes a new one.
 
     address: tcp://host:port, or tls://host:port with tls, the folder of keys. lost_after: seconds without a sign of life after which
-    the driver is taken for gone. Raises ConfigError for an address that is not safe.
+    the driver is taken for gone. secret: of the driver that has started this worker, which joins no other. Raises ConfigError for an
+    address that is not safe.
     """
 
-    def __init__(self, address: str, tls: str | None = None, lost_after: float = 30.0):
+    def __init__(self, address: str, tls: str | None = None, lost_after: float = 30.0, secret: str | None = None):
         self.address = require_safe_address(address, tls)
-        self._tls, self._lost_after = tls, lost_after
+        self._tls, self._lost_after, self._secret = tls, lost_after, secret if tls is None else None
+        scheme, _, place = self.address.partition("://")
+        self._target = self.address if self._secret is None else f"{PLAIN_SCHEMES[scheme]}://{place}"
         self._resources = ExitStack()
         self._folder = self._resources.enter_context(tempfile.TemporaryDirectory(prefix="mlx-bulk-worker-", ignore_cleanup_errors=True))
         self._inbox: SimpleQueue[Message | None] = SimpleQueue()
@@ -156,11 +164,15 @@ class DriverLink:
         except CancelledError:
             raise OSError("this end is closed") from None
         except OSError as error:
-            if (why := _reason(error)) != self._told:
-                log.info("no driver answers at %s (%s); trying again until one does", self.address, why)
-                self._told = why
+            self._tell(_reason(error))
             raise
         self._told = None
+
+    def _tell(self, why: str) -> None:
+        """Says in the log why there is no driver, unless it was the last thing that was said."""
+        if why != self._told:
+            log.info("no driver answers at %s (%s); trying again until one does", self.address, why)
+            self._told = why
 
     def send(self, message: Message) -> None:
         """Sends a message to the driver. It is dropped where there is no connection."""
@@ -212,26 +224,31 @@ class DriverLink:
 
     async def _connect(self) -> None:
         await self._leave()
-        keys = security(self._tls)
+        keys = security(self._tls, self._secret)
         try:
             # Dask's worker tries for ever where keys are refused.
             arguments: dict[str, Any] = keys.get_connection_args("worker")
-            attempt = connect(self.address, timeout=CONNECT_SECONDS, **arguments)
-            await (await asyncio.wait_for(attempt, 2 * CONNECT_SECONDS)).close()
+            attempt = asyncio.create_task(connect(self._target, timeout=CONNECT_SECONDS, **arguments))
+            if not (await asyncio.wait([attempt], timeout=SILENT_SECONDS))[0]:
+                self._tell(_SILENT)
+            await (await asyncio.wait_for(attempt, 2 * CONNECT_SECONDS - SILENT_SECONDS)).close()
         except FatalCommClosedError as error:
             raise ConfigError(
                 f"{self.address}: the keys of this worker ({self._tls}) and of the driver are not of one cluster ({_reason(error)}); copy "
                 "the folder of keys that the driver uses to this machine"
             ) from None
         except TimeoutError:
-            raise OSError("something listens there, but does not answer as a driver of mlx-bulk does") from None
-        except ConnectionResetError as error:
-            hint = "" if self._tls else "; a driver with keys is reached at tls://… with --tls FOLDER"
-            raise OSError(f"{error.strerror}{hint}") from None
+            raise OSError(_SILENT) from None
+        except StrangerFound:
+            raise OSError("what answers there is not the driver that has started this worker") from None
+        except OSError as error:
+            closed = isinstance(_cause(error), ConnectionError | CommClosedError | StreamClosedError)
+            hint = "; a driver with keys is reached at tls://… with --tls FOLDER" if closed and not self._tls and not self._secret else ""
+            raise OSError(f"{_reason(error)}{hint}") from None
         except (MemoryError, TypeError, ValueError, AttributeError, AssertionError) as error:  # of bytes that are not Dask's
             raise OSError(f"what answers there is no driver of mlx-bulk: {type(error).__name__}") from None
         inbox: SimpleQueue[Message | None] = SimpleQueue()
-        worker = _LeaseWorker(self.address, inbox, self._lost_after, local_directory=self._folder, security=keys)
+        worker = _LeaseWorker(self._target, inbox, self._lost_after, local_directory=self._folder, security=keys)
         try:
             await asyncio.wait_for(worker.start(), 2 * CONNECT_SECONDS)
         except (TimeoutError, RuntimeError, ValueError) as error:
@@ -253,10 +270,16 @@ async def _end(worker: _LeaseWorker) -> None:
         worker.batched_stream.comm.abort()
 
 
-def _reason(error: BaseException) -> str:
-    """Returns what is at the bottom of an error, in the system's words."""
+def _cause(error: BaseException) -> BaseException:
+    """Returns what is at the bottom of an error."""
     while error.__cause__ is not None:
         error = error.__cause__
+    return error
+
+
+def _reason(error: BaseException) -> str:
+    """Returns what is at the bottom of an error, in the system's words."""
+    error = _cause(error)
     if isinstance(error, TimeoutError | asyncio.CancelledError) and not str(error):
         return "it does not answer in time"
     return error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__

@@ -4,14 +4,18 @@ Whoever has the folder may join a run, and a driver with it may run code on all 
 files. The extra ``cluster`` brings no library that makes certificates; Python's own ssl module reads them only.
 """
 
+import os
 import secrets
+import shlex
 import shutil
+import stat
 import subprocess
 import tempfile
 from pathlib import Path
 
 from ...configs.cluster import is_loopback, split_address
 from ...configs.errors import ConfigError
+from ...configs.visible import visible
 
 FILES = ("ca.pem", "node.pem", "node.key")
 _DAYS = "3650"
@@ -79,12 +83,19 @@ def _openssl(folder: Path, *arguments: str) -> None:
 
 
 def require_keys(folder: str) -> Path:
-    """Returns the folder of keys. Raises ConfigError where one of its files is missing."""
+    """Returns the folder of keys. Raises ConfigError where one of its files is missing, or other accounts can read the secret one."""
     if missing := [name for name in FILES if not (Path(folder) / name).is_file()]:
         raise ConfigError(
             f"{folder}: found no {', '.join(missing)}; expected {', '.join(FILES)}: make them with mlx-bulk cluster-keys {folder}, or copy "
             "the folder from the machine where you made them"
         )
+    key = Path(folder) / "node.key"
+    status = key.stat()
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & 0o077 and status.st_uid == os.getuid():  # as ssh has it: the key of another account is not for us to judge
+        who = "other accounts of this machine can use it, and whoever has this key may run code on all machines of the cluster"
+        cure = f"type: chmod 600 {visible(shlex.quote(str(key)))}"
+        raise ConfigError(f"{visible(str(key))}: found the mode {mode:04o}, with which {who}; {cure}")
     return Path(folder)
 
 

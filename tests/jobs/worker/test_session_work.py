@@ -19,8 +19,8 @@ ADDRESS = "tcp://127.0.0.1:8786"
 class Started:
     """Stands for the workers, and notes how they were started."""
 
-    def __init__(self, count: int, address: str, wait: float, threads: int | None, options: Sequence[str]):
-        self.wait, self.level = wait, options[options.index("--log-level") + 1]
+    def __init__(self, count: int, address: str, wait: float, threads: int | None, options: Sequence[str], secret: str | None):
+        self.secret, self.wait, self.level = secret, wait, options[options.index("--log-level") + 1]
         STARTED.append(self)
 
     def end(self) -> None:
@@ -40,11 +40,13 @@ class OpensAtOnce:
 class Listens:
     """Stands for the connections."""
 
-    def __init__(self, listen: str, tls: str | None, lost_after: float):
+    def __init__(self, listen: str, tls: str | None, lost_after: float, secret: str | None):
         self.address = ADDRESS
+        SECRETS.append(secret)
 
 
 STARTED: list[Started] = []
+SECRETS: list[str | None] = []
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +78,16 @@ def test_workers_log_what_the_driver_does_not_say_itself(level: str, passed: str
         assert started().level == passed
     finally:
         log.setLevel(before)
+
+
+def test_each_driver_for_its_own_workers_alone_has_a_secret_with_them():
+    found = [started().secret for _ in range(2)]
+    assert None not in found
+    assert len({*found}) == 2
+    assert SECRETS[-2:] == found
+    assert started(listen="127.0.0.1:8786").secret is None  # others may join
+    assert started(tls="keys").secret is None  # keys do the same
+    assert SECRETS[-2:] == [None, None]
 
 
 def test_without_the_extra_nothing_is_begun(monkeypatch: pytest.MonkeyPatch):

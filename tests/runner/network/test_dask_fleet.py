@@ -6,20 +6,22 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from time import monotonic
 
 import psutil
 import pytest
 from mlx_bulk.configs.errors import ConfigError
 from mlx_bulk.runner.cluster.interface import Event, Joined, Left, Told
 from mlx_bulk.runner.cluster.messages import Ack, Dismiss, Lease, LeaseDone
-from mlx_bulk.runner.network import dask_fleet
+from mlx_bulk.runner.network import dask_fleet, dask_link
 from mlx_bulk.runner.network.dask_fleet import DaskFleet
 from mlx_bulk.runner.network.dask_link import DriverLink
 from mlx_bulk.runner.network.wire import to_wire
 
+from ..pipeline.test_progress_display import heard
 from .dask_ends import PATIENCE, fleet, frames, hello, link, next_event
 
 MEGABYTE = 1 << 20
@@ -166,6 +168,29 @@ def test_what_is_no_driver_is_told_as_such(caplog: pytest.LogCaptureFixture) -> 
     (line,) = caplog.messages
     assert line.startswith("no driver answers at tcp://127.0.0.1:")
     assert "what answers there is no driver of mlx-bulk" in line
+
+
+def test_what_waits_for_a_request_is_told_before_the_attempt_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a web server does, which says nothing before it is asked. A worker may not wait as long as an attempt takes."""
+    monkeypatch.setattr(dask_link, "SILENT_SECONDS", 0.02)
+    with socket.create_server(("127.0.0.1", 0)) as silent, heard() as log:
+        worker = DriverLink(f"tcp://127.0.0.1:{silent.getsockname()[1]}")
+        attempt = threading.Thread(target=lambda: suppressed(worker.connect), daemon=True)
+        attempt.start()
+        deadline = monotonic() + PATIENCE
+        while not log.messages and monotonic() < deadline:
+            attempt.join(0.02)
+        assert attempt.is_alive()
+        worker.close()
+        attempt.join()
+    (line,) = log.messages
+    assert line.startswith("no driver answers at tcp://127.0.0.1:")
+    assert "something listens there, but does not answer as a driver of mlx-bulk does" in line
+
+
+def suppressed(call: Callable[[], object]) -> None:
+    with suppress(OSError):
+        call()
 
 
 def test_a_link_can_be_closed_while_it_waits_for_a_silent_driver() -> None:

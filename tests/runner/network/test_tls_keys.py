@@ -10,8 +10,10 @@ import pytest
 from mlx_bulk.configs.errors import ConfigError
 from mlx_bulk.runner.cluster.interface import Joined
 from mlx_bulk.runner.cluster.messages import Ack
+from mlx_bulk.runner.network import tls_keys
+from mlx_bulk.runner.network.dask_fleet import DaskFleet
 from mlx_bulk.runner.network.dask_link import DriverLink
-from mlx_bulk.runner.network.tls_keys import FILES, make_keys, require_safe_address
+from mlx_bulk.runner.network.tls_keys import FILES, make_keys, require_keys, require_safe_address
 
 from .dask_ends import PATIENCE, fleet, hello, link, next_event
 
@@ -125,9 +127,32 @@ def test_a_client_without_a_certificate_gets_nothing(keys: Path, caplog: pytest.
     assert any("did not show a certificate of this cluster (PEER_DID_NOT_RETURN_A_CERTIFICATE)" in line for line in caplog.messages)
 
 
-def test_a_worker_without_keys_does_not_reach_a_driver_with_them(keys: Path) -> None:
+def test_a_worker_without_keys_does_not_reach_a_driver_with_them_and_is_told_how(keys: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "mlx_bulk")
     with fleet(tls=keys) as driver:
         worker = DriverLink(driver.address.replace("tls://", "tcp://"))
-        with pytest.raises(OSError, match=r"connect|join|closed|Errno"):
+        with pytest.raises(OSError, match=r"; a driver with keys is reached at tls://… with --tls FOLDER"):
             worker.connect()
         worker.close()
+    (said,) = [line for line in caplog.messages if line.startswith("no driver answers at tcp://")]
+    assert "a driver with keys is reached at tls://… with --tls FOLDER" in said
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o660])
+def test_a_key_that_others_can_read_is_refused_at_both_ends(mode: int, tmp_path: Path) -> None:
+    make_keys(tmp_path)
+    assert require_keys(str(tmp_path)) == tmp_path
+    (tmp_path / "node.key").chmod(mode)
+    found = rf"node\.key: found the mode 0{mode:o}, .* type: chmod 600 {tmp_path}/node\.key"
+    with pytest.raises(ConfigError, match=found):
+        DaskFleet("127.0.0.1:0", str(tmp_path))
+    with pytest.raises(ConfigError, match=found):
+        DriverLink("tls://127.0.0.1:1", str(tmp_path))
+
+
+def test_the_key_of_another_account_is_that_accounts_own_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a secret that a cluster's system has mounted for a container: ssh does not look there either."""
+    make_keys(tmp_path)
+    (tmp_path / "node.key").chmod(0o640)
+    monkeypatch.setattr(tls_keys.os, "getuid", lambda: (tmp_path / "node.key").stat().st_uid + 1)
+    assert require_keys(str(tmp_path)) == tmp_path
