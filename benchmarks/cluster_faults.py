@@ -5,8 +5,9 @@ verified, compared with a plain run, and begun anew until all blows are dealt: w
 an idle machine of 2 cores. The last line is JSON; exit 1 where anything is wrong.
 
 ``begun_again_share`` counts rows that were begun more than once, and ``begun_again`` says why. It misses rows of a worker after whose death
-the driver dies, too, before they are given out again. ``in_flight_share`` is what cannot be avoided where each engine or agent dies
-with a full batch: its rows. It falls with the rows that are done between two blows. Read the larger of the two.
+the driver dies, too, before they are given out again; with --deterministic only where nothing of their shard was saved.
+``in_flight_share`` is what cannot be avoided where each engine or agent dies with a full batch: its rows. It falls with the rows that are
+done between two blows. Read the larger of the two.
 With --rollouts a trainer writes a new policy every few seconds: each group must be whole, and each shard of one policy.
 """
 
@@ -30,6 +31,7 @@ from cluster_processes import COMMAND, DEMO, ENVIRONMENT, Field, Trainer
 SAMPLES, PER_SHARD = 4, 16  # of rollouts
 PER_SHARD_ROWS, BATCH_ROWS = 64, 16  # of other jobs; samples that an engine has at once
 TRAIN_SECONDS, LEAST_PAUSE = 2.5, 0.5  # between two policies; between two blows
+FSYNC_SECONDS = 1  # of the run
 HANGS_SECONDS = 300.0  # without a blow and without anything that is saved
 
 
@@ -48,7 +50,7 @@ def write(folder: Path, rows: int, deterministic: bool, port: int | None, watch:
         "prompt": {"text": "{{ q }}"},
         "sampling": {"max_tokens": 12, "temperature": 0},
         "batch": {"rows": BATCH_ROWS, "rows_per_shard": PER_SHARD_ROWS, "deterministic": deterministic},
-        "output": {"path": str(folder / "run"), "fsync_seconds": 1},
+        "output": {"path": str(folder / "run"), "fsync_seconds": FSYNC_SECONDS},
     }
     if watch is not None:
         sampling = {"n": SAMPLES, "max_tokens": 12, "temperature": 1.0}

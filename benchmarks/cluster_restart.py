@@ -1,7 +1,8 @@
-"""Kills the driver of a run over workers and starts it again: how long until the next commit, and how many models are loaded again.
+"""Kills the driver of a run over workers and starts it again: how long until the next commit, and what is loaded or begun again.
 
 Each time the driver has committed shards before, and all workers are at work. The last line is JSON; exit 1 where a worker has loaded
-its model again, where the run is not sound at the end, or, with --bound, where a first commit came later than so many seconds.
+its model again, where the run is not sound at the end, or, with --bound, where a first commit came later than so many seconds, or more
+rows were begun again than all workers do in ``output.fsync_seconds`` for each kill.
 """
 
 import argparse
@@ -11,11 +12,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 from about import about, table
-from cluster_faults import PER_SHARD_ROWS, write
+from cluster_faults import FSYNC_SECONDS, PER_SHARD_ROWS, begun_again, write
 from cluster_processes import COMMAND, ENVIRONMENT, Field
 
 READY = ": ready"  # in what a worker says once it has loaded a run's model
@@ -38,7 +40,7 @@ def restart(args: argparse.Namespace, root: Path) -> int:
     """Does the run; returns the exit code."""
     (root / "cluster").mkdir()
     field = Field(root / "cluster", args.workers, random.Random(0))
-    took, loads, wrong = list[float](), 0, list[str]()
+    took, loads, wrong, again, first = list[float](), 0, list[str](), Counter[str](), time.monotonic()
     try:
         run = write(root / "cluster", args.rows, False, field.port)
         field.start_driver()
@@ -57,6 +59,9 @@ def restart(args: argparse.Namespace, root: Path) -> int:
             wrong.append(f"the driver ended with {code}")
         verified = subprocess.run([*COMMAND, "verify", str(run)], env=ENVIRONMENT, capture_output=True, text=True, check=False)
         wrong += [] if verified.returncode == 0 else [f"verify: {verified.returncode}: {verified.stdout}{verified.stderr}"]
+        again, most = begun_again(run), args.kills * FSYNC_SECONDS * args.rows / (time.monotonic() - first)
+        if args.bound is not None and again.total() > most:
+            wrong.append(f"{again.total()} rows were begun again, {most:.0f} may be: {dict(again)}")
     except (TimeoutError, subprocess.TimeoutExpired) as error:
         wrong.append(str(error))
     finally:
@@ -65,8 +70,8 @@ def restart(args: argparse.Namespace, root: Path) -> int:
     if args.bound is not None and max(took, default=args.bound) > args.bound:
         wrong.append(f"a first commit came after {max(took)} s")
     table({f"start {number}": (f"{seconds:.2f}",) for number, seconds in enumerate(took, 1)}, ["seconds to the first commit"])
-    figures = {"first_commits": took, "loads": loads, "wrong": wrong, "workers": args.workers, "rows": args.rows, "shard": PER_SHARD_ROWS}
-    print(json.dumps({**figures, **about()}))
+    figures = {"first_commits": took, "loads": loads, "begun_again": dict(again), "wrong": wrong}
+    print(json.dumps({**figures, "workers": args.workers, "rows": args.rows, "shard": PER_SHARD_ROWS, **about()}))
     return 1 if wrong else 0
 
 
