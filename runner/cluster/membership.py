@@ -78,7 +78,7 @@ class Membership:
         self._fleet.send(joined.worker, self._offer)
 
     def make_ready(self, name: str, worker: KnownWorker, ready: Ready) -> None:
-        """Notes what a worker tells of its models, which was checked; it can be given rows now, unless it was refused while it loaded them."""
+        """Notes what a worker tells of its models, which was checked; it can be given rows now, unless it has been refused meanwhile."""
         if worker.refused:
             return
         facts = facts_of(ready)
