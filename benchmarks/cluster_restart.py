@@ -2,7 +2,7 @@
 
 Each time the driver has committed shards before, and all workers are at work. The last line is JSON; exit 1 where a worker has loaded
 its model again, where the run is not sound at the end, or, with --bound, where a first commit came later than so many seconds, or more
-rows were begun again than all workers do in ``output.fsync_seconds`` for each kill.
+rows were begun again than all workers do in ``output.fsync_seconds`` for each kill. Copies of slow workers' rows do not count there.
 """
 
 import argparse
@@ -21,6 +21,7 @@ from cluster_faults import FSYNC_SECONDS, PER_SHARD_ROWS, begun_again, write
 from cluster_processes import COMMAND, ENVIRONMENT, Field
 
 READY = ": ready"  # in what a worker says once it has loaded a run's model
+SLOW = "slow worker"  # a cause for which rows are begun again
 PATIENCE = 300.0  # seconds
 
 
@@ -60,8 +61,8 @@ def restart(args: argparse.Namespace, root: Path) -> int:
         verified = subprocess.run([*COMMAND, "verify", str(run)], env=ENVIRONMENT, capture_output=True, text=True, check=False)
         wrong += [] if verified.returncode == 0 else [f"verify: {verified.returncode}: {verified.stdout}{verified.stderr}"]
         again, most = begun_again(run), args.kills * FSYNC_SECONDS * args.rows / (time.monotonic() - first)
-        if args.bound is not None and again.total() > most:
-            wrong.append(f"{again.total()} rows were begun again, {most:.0f} may be: {dict(again)}")
+        if args.bound is not None and again.total() - again[SLOW] > most:
+            wrong.append(f"{again.total() - again[SLOW]} rows were begun again after a kill, {most:.0f} may be: {dict(again)}")
     except (TimeoutError, subprocess.TimeoutExpired) as error:
         wrong.append(str(error))
     finally:

@@ -1,5 +1,7 @@
 """Workers that are not used, and what a driver still has to do with them. Workers are threads here; see ThreadFleet."""
 
+import logging
+import pickle
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -13,11 +15,14 @@ from mlx_bulk.configs.cluster import ClusterConfig
 from mlx_bulk.runner.cluster.fleet_work import ClusterWork
 from mlx_bulk.runner.cluster.lease_policies import LeasePolicies
 from mlx_bulk.runner.cluster.messages import (
+    Begun,
     Figures,
     Frame,
     Frames,
     FromWorker,
     Hello,
+    Lease,
+    LeaseDone,
     PolicyRefused,
     Ready,
     RunOffer,
@@ -175,3 +180,34 @@ def test_rows_that_a_worker_had_come_back_when_it_refuses_the_policy_that_they_h
 
     fleet = ThreadFleet(serve, 1, hello=Hello("worker-1", "here", {}, digest, {"before-1": list(range(24, 32))}))
     assert complete(bench, fleet)
+
+
+def test_a_worker_that_was_refused_while_it_loaded_is_not_said_to_work_on_the_run(bench: Bench, caplog: pytest.LogCaptureFixture):
+    def watch(worker: str, message: FromWorker) -> bool:
+        if worker == "worker-1" and isinstance(message, Ready):
+            fleet.tell(worker, RunRefused(message.run, ("it is another one",)))
+        return True
+
+    fleet = ThreadFleet(engine, 2, watch)
+    with caplog.at_level(logging.INFO, "mlx_bulk"):
+        assert complete(bench, fleet)
+    said = [line.split(":")[0] for line in caplog.messages if line.startswith("worker-")]
+    assert said == ["worker-1 is not used", "worker-2 works on the run"] or said == ["worker-2 works on the run", "worker-1 is not used"]
+    assert "worker-1" not in {worker for worker, message in fleet.sent if isinstance(message, Lease)}
+
+
+def test_a_worker_ends_no_lease_of_another_one(bench: Bench):
+    ended: list[str] = []
+
+    def watch(worker: str, message: FromWorker) -> bool:
+        if isinstance(message, Begun) and not ended:
+            ended.append(message.lease)
+            fleet.tell("worker-2" if worker == "worker-1" else "worker-1", LeaseDone(message.run, message.lease))
+        return True
+
+    fleet = ThreadFleet(engine, 2, watch)
+    done = run(bench, ClusterWork(lambda: fleet, ClusterConfig(**SETTINGS, speculate=False)), "cluster", patient())
+    fleet.end(True)
+    assert done.complete
+    rows = [row.position for _, message in fleet.sent if isinstance(message, Lease) for row in pickle.loads(message.rows)]
+    assert sorted(rows) == list(range(done.of))
