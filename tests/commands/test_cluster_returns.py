@@ -143,7 +143,7 @@ def test_a_worker_that_samples_with_another_policy_than_its_leases_name_is_not_u
         wrong = worker == "worker-1" and isinstance(message, Lease)
         send(worker, replace(message, policy=base) if wrong and (base := base_of(bench)) else message)
 
-    fleet.send = mislead
+    monkeypatch.setattr(fleet, "send", mislead)
     done = roll(bench, over(fleet, min_workers=2, speculate=False))
     fleet.end(True)
     assert done.complete
