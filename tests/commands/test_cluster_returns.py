@@ -172,7 +172,7 @@ def halves(message: Frames) -> list[Frames]:
 @pytest.mark.slow
 def test_a_shard_of_which_the_driver_had_a_part_is_not_run_again(bench: Bench):
     """Deterministic: its worker has sent the other part while there was no driver."""
-    sections = {"batch": {"deterministic": True}}
+    sections: dict[str, Any] = {"batch": {"deterministic": True}}
     run(bench, ModelWork(ModelPool()), "plain", **sections)
     lost, parted = LostDriver(1), list[Frames]()
 
