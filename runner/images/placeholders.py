@@ -112,7 +112,8 @@ class PictureEncoder:
 
     def _source(self, picture: NamedPicture, beside: Path) -> PictureSource:
         """Returns where a picture's bytes are. An image of Pillow's, which a program may give, is as good as a file. Raises RowError."""
-        value, where = picture.value, picture.where
+        value: Any = picture.value
+        where = picture.where
         if isinstance(value, pillow().Image):
             return PictureSource(where, partial(pixels_file, value, where, self._most_pixels), lasting=True)
         return self._sources.source(value, where, beside)
