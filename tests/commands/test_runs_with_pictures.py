@@ -42,13 +42,17 @@ class Truth:
     def __init__(self, folder: Path, kind: str):
         self.model = write_vision_model(folder, kind)
         self.processor = theirs(folder, kind)
+        self._nested = kind == "llava_onevision"  # pictures in a list a prompt, by which it knows how many that has
+        if self._nested:
+            self.processor.vision_aspect_ratio = self.model.config.vision_aspect_ratio
 
     def logprobs(self, text: str, pictures: list[bytes], completion: list[int]) -> NDArray[np.float64]:
         """Log-softmax [N, V] before each token of a completion, of one call on the row alone."""
         import torch  # pyright: ignore[reportMissingImports]  (the extra oracle has it)
 
         images = [Image.open(BytesIO(data)) for data in pictures]
-        made = self.processor(text=[text], images=images or None, add_special_tokens=False, return_tensors="pt")
+        shown = [images] if self._nested and images else images or None
+        made = self.processor(text=[text], images=shown, add_special_tokens=False, return_tensors="pt")
         more = torch.tensor([completion])
         for name in ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"):
             if name in made:
