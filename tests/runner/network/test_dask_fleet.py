@@ -6,22 +6,20 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from time import monotonic
 
 import psutil
 import pytest
 from mlx_bulk.configs.errors import ConfigError
 from mlx_bulk.runner.cluster.interface import Event, Joined, Left, Told
 from mlx_bulk.runner.cluster.messages import Ack, Dismiss, Lease, LeaseDone
-from mlx_bulk.runner.network import dask_fleet, dask_link
+from mlx_bulk.runner.network import dask_fleet
 from mlx_bulk.runner.network.dask_fleet import DaskFleet
 from mlx_bulk.runner.network.dask_link import DriverLink
 from mlx_bulk.runner.network.wire import to_wire
 
-from ..pipeline.test_progress_display import heard
 from .dask_ends import PATIENCE, fleet, frames, hello, link, next_event
 
 MEGABYTE = 1 << 20
@@ -103,20 +101,6 @@ def test_a_worker_finds_a_driver_that_is_started_again() -> None:
         worker.close()
 
 
-def test_what_is_missing_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "mlx_bulk")
-    with fleet() as driver:
-        address = driver.address
-    worker = DriverLink(address)
-    for _ in range(2):
-        with pytest.raises(OSError, match="Connection refused"):
-            worker.connect()
-    worker.close()
-    assert [record.getMessage() for record in caplog.records] == [
-        f"no driver answers at {address} (Connection refused); trying again until one does"
-    ]
-
-
 def test_a_worker_behind_a_tunnel_needs_one_outgoing_connection_alone(caplog: pytest.LogCaptureFixture) -> None:
     """As through ``ssh -R``: the driver has another address than the worker knows."""
     with fleet() as driver, tunnel(driver.address) as port, link(f"tcp://localhost:{port}") as worker:
@@ -150,79 +134,6 @@ def tunnel(address: str) -> Generator[int]:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         threading.Thread(target=accept, daemon=True).start()
         yield listening.getsockname()[1]
-
-
-def test_what_is_no_driver_is_told_as_such(caplog: pytest.LogCaptureFixture) -> None:
-    def serve() -> None:
-        for _ in range(2):  # the link looks first whether anyone listens
-            with listening.accept()[0] as peer:
-                peer.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 3)
-
-    caplog.set_level("INFO", "mlx_bulk")
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        threading.Thread(target=serve, daemon=True).start()
-        worker = DriverLink(f"tcp://127.0.0.1:{listening.getsockname()[1]}")
-        with pytest.raises(OSError, match="no driver of mlx-bulk"):
-            worker.connect()
-        worker.close()
-    (line,) = caplog.messages
-    assert line.startswith("no driver answers at tcp://127.0.0.1:")
-    assert "what answers there is no driver of mlx-bulk" in line
-
-
-def test_what_waits_for_a_request_is_told_before_the_attempt_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a web server does, which says nothing before it is asked. A worker may not wait as long as an attempt takes."""
-    monkeypatch.setattr(dask_link, "SILENT_SECONDS", 0.02)
-    with socket.create_server(("127.0.0.1", 0)) as silent, heard() as log:
-        worker = DriverLink(f"tcp://127.0.0.1:{silent.getsockname()[1]}")
-        attempt = threading.Thread(target=lambda: suppressed(worker.connect), daemon=True)
-        attempt.start()
-        deadline = monotonic() + PATIENCE
-        while not log.messages and monotonic() < deadline:
-            attempt.join(0.02)
-        assert attempt.is_alive()
-        worker.close()
-        attempt.join()
-    (line,) = log.messages
-    assert line.startswith("no driver answers at tcp://127.0.0.1:")
-    assert "something listens there, but does not answer as a driver of mlx-bulk does" in line
-
-
-def suppressed(call: Callable[[], object]) -> None:
-    with suppress(OSError):
-        call()
-
-
-def test_a_link_can_be_closed_while_it_waits_for_a_silent_driver() -> None:
-    """In a process of its own, since Python tells of tasks that were left behind as it ends."""
-    done = subprocess.run(
-        [sys.executable, "-X", "dev", "-W", "ignore::DeprecationWarning", "-c", _CLOSING], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "this end is closed\n", "")
-
-
-# Python in this mode also tells of each step of a loop that took a tenth of a second: so does any on a busy machine.
-_CLOSING = """
-import logging, socket, threading
-logging.getLogger("asyncio").addFilter(lambda said: not said.getMessage().startswith("Executing "))
-from mlx_bulk.runner.network.dask_link import DriverLink
-
-def connect():
-    try:
-        link.connect()
-    except OSError as error:
-        print(error)
-
-silent = socket.create_server(("127.0.0.1", 0))
-link = DriverLink(f"tcp://127.0.0.1:{silent.getsockname()[1]}")
-waits = threading.Thread(target=connect)
-waits.start()
-ends = [silent.accept() for _ in range(2)]
-link.close()
-waits.join()
-for end in (silent, *(connection for connection, _ in ends)):
-    end.close()
-"""
 
 
 def test_a_worker_that_the_driver_refuses_is_told_why_and_does_not_come_back(caplog: pytest.LogCaptureFixture) -> None:
