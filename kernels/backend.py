@@ -12,10 +12,12 @@ import shutil
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
+from . import cuda_cache
 from .cpu.numpy_blas import open_adapted, wheel_library
 from .cpu.vector_units import GENERIC, VARIABLE, UnknownUnits, compiler_options, generic, limit_blas
 
@@ -194,9 +196,16 @@ def load_mlx() -> Any:
         raise BackendError(f"mlx is not usable here ({error}); pip install 'mlx-bulk{extra}'") from error
     if device_name() == "metal":
         mx.set_wired_limit(memory_bytes())  # weights and caches stay resident
+    if device_name() == "cuda":
+        _keep_cuda_kernels(f"{mx.__version__}-{mx.device_info().get('architecture', 'any')}")
     if device_name() == "cpu" and not compiles():
         mx.disable_compile()
     return mx
+
+
+@cache
+def _keep_cuda_kernels(kind: str) -> None:
+    cuda_cache.share(cache_folder("cuda").absolute() / kind)
 
 
 def compiles() -> bool:

@@ -29,13 +29,14 @@ settings.load_profile("shared machine")
 backend.prepare()
 # Tests change model files under way: what a run of them remembers is for no one else. The hub's files stay where they are.
 os.environ.setdefault("HF_HOME", str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface"))
-# Compiled kernels stay too, under the hash of their sources: compiling them takes each process ten seconds of a core.
+# Compiled kernels stay too, under the hash of their sources: compiling them takes each process ten seconds of a core, on CUDA minutes.
 _remembered = tempfile.TemporaryDirectory(prefix="mlx-bulk-cache-")
-_kernels = backend.cache_folder("kernels").expanduser().absolute()
-_kernels.mkdir(parents=True, exist_ok=True)
+_kept = {kind: backend.cache_folder(kind).expanduser().absolute() for kind in ("kernels", "cuda")}
 os.environ["XDG_CACHE_HOME"] = _remembered.name
 backend.cache_folder("kernels").parent.mkdir(parents=True)
-backend.cache_folder("kernels").symlink_to(_kernels, target_is_directory=True)
+for _kind, _folder in _kept.items():
+    _folder.mkdir(parents=True, exist_ok=True)
+    backend.cache_folder(_kind).symlink_to(_folder, target_is_directory=True)
 
 # Installed packages stay as they are, and each of some thousand runs reads the metadata of nine.
 importlib.metadata.version = cache(importlib.metadata.version)

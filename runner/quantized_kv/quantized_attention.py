@@ -5,11 +5,13 @@ where a cache has ``bits``. ``install`` puts ours in that one place, for packed 
 in place, reads all keys once for each query head that shares them, and holds the scores of a whole prefill.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models import base
 
+from ...kernels.backend import device_name
 from .packed_kv import PackedKV
 
 MOST_QUERIES = 8  # tokens of a call that reads packed numbers; longer ones, which compute more than they read, unpack them first
@@ -34,7 +36,7 @@ def _on_packed(queries: mx.array, keys: PackedKV, values: PackedKV, scale: float
     _, k, length, _ = keys.shape
     options: dict[str, int] = {"group_size": keys.kv.group, "bits": keys.kv.bits}
     together = (queries * scale).reshape(b, k, heads // k * t, width)  # all queries of a key head, so that it is read once
-    scores = mx.quantized_matmul(together, *keys.parts, transpose=True, **options)
+    scores = mx.quantized_matmul(together, *_readable(keys), transpose=True, **options)
     if keys.early is not None:
         early, at = keys.is_early()
         own = together @ keys.early.swapaxes(-1, -2)
@@ -42,12 +44,17 @@ def _on_packed(queries: mx.array, keys: PackedKV, values: PackedKV, scale: float
     scores = _masked(scores.reshape(b, heads, t, length), mask)
     shares = mx.softmax(scores, axis=-1, precise=True).reshape(b, k, heads // k * t, length)
     if values.early is None:
-        found = mx.quantized_matmul(shares, *values.parts, transpose=False, **options)
+        found = mx.quantized_matmul(shares, *_readable(values), transpose=False, **options)
     else:
         early, _ = values.is_early()
-        found = mx.quantized_matmul(mx.where(early, 0, shares), *values.parts, transpose=False, **options)
+        found = mx.quantized_matmul(mx.where(early, 0, shares), *_readable(values), transpose=False, **options)
         found = found + _early_shares(shares, values) @ values.early
     return found.reshape(b, heads, t, -1)
+
+
+def _readable(packed: PackedKV) -> Sequence[mx.array]:
+    """Returns the parts as products take them: CUDA's refuse a slice of a larger array, such as the filled columns of a cache."""
+    return [mx.contiguous(part) for part in packed.parts] if device_name() == "cuda" else packed.parts
 
 
 def _masked(scores: mx.array, mask: Mask) -> mx.array:

@@ -51,6 +51,7 @@ print(len(found), sorted(found)[:3])
 
 
 @x86
+@pytest.mark.cpu_path("the rows are those of the CPU's products")
 @pytest.mark.skipif(sys.platform != "linux" or not backend.compiles(), reason="the kernels are compiled with g++")
 @pytest.mark.parametrize("units", [pytest.param("avx2", marks=pytest.mark.slow), ""])
 def test_a_rows_bits_do_not_depend_on_the_number_of_rows(tmp_path: Path, units: str):

@@ -6,6 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_bulk.runner.core.kv_quantization import KVQuantization
+from mlx_bulk.runner.quantized_kv import quantized_attention as quantized_attention_module
 from mlx_bulk.runner.quantized_kv.packed_kv import PackedKV, pack
 from mlx_bulk.runner.quantized_kv.quantized_attention import quantized_attention
 from numpy.typing import NDArray
@@ -76,3 +77,23 @@ def test_it_knows_the_shape_and_the_type_that_model_files_ask_for():
     assert keys.shape == stands.shape
     assert keys.dtype == mx.float32
     np.testing.assert_allclose(keys.whole(), stands, rtol=0, atol=1e-6)
+
+
+def test_on_cuda_products_get_the_columns_of_a_cache_side_by_side(monkeypatch: pytest.MonkeyPatch):
+    """Its kernels refuse a slice of a larger array; a cache holds room for tokens to come."""
+    kv, rng = KVQuantization(8, 32, 0), np.random.default_rng(0)
+    wide = [pack(mx.array(rng.normal(size=(ROWS, KEY_HEADS, LENGTH + 11, WIDTH)).astype(np.float32)), kv) for _ in range(2)]
+    keys, values = (PackedKV([part[..., :LENGTH, :] for part in parts], None, mx.array(PADS), kv) for parts in wide)
+    queries = mx.array(rng.normal(size=(ROWS, HEADS, 1, WIDTH)).astype(np.float32))
+    found = quantized_attention(queries, keys, values, 0.25)
+    given: list[mx.array] = []
+    product = mx.quantized_matmul
+
+    def watched(x: mx.array, *parts: mx.array, **options: Any) -> mx.array:
+        given.extend(parts)
+        return product(x, *parts, **options)
+
+    monkeypatch.setattr(mx, "quantized_matmul", watched)
+    monkeypatch.setattr(quantized_attention_module, "device_name", lambda: "cuda")
+    assert mx.array_equal(quantized_attention(queries, keys, values, 0.25), found)
+    assert [np.array(part, copy=False).flags.c_contiguous for part in given] == [True] * 6
