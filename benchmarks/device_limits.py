@@ -4,6 +4,7 @@ A decode step reads all weights and all keys and values, so it takes at least th
 takes at least its operations over those a second. ``Limits.step`` and ``Limits.tokens`` give the larger of the two.
 """
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -12,7 +13,7 @@ from typing import Any
 from random_models import GROUP, Variant, mx
 
 COPIED = 1 << 30  # bytes of the array that is copied, at most an eighth of memory
-WIDTHS = (64, 256, 1024, 2048, 4096, 8192)  # of square products; no wider one after the first that takes long
+WIDTHS = (256, 1024, 2048, 4096, 8192)  # of square products; no wider one after the first that takes long
 LONG = 0.02  # seconds
 TIMES = 5
 
@@ -101,7 +102,10 @@ def _quantized(width: int) -> Callable[[], Any]:
 def _flops(product: Callable[[int], Callable[[], Any]]) -> float:
     reached = 0.0
     for width in WIDTHS:
+        began = time.perf_counter()
         seconds = best(product(width))
+        took = time.perf_counter() - began - TIMES * seconds
+        print(f"{product.__name__} {width}: {1e3 * seconds:.2f} ms, ready after {took:.1f} s", file=sys.stderr, flush=True)
         reached = max(reached, 2 * width**3 / seconds)
         if seconds > LONG:
             break

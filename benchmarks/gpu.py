@@ -56,7 +56,7 @@ def performed(args: argparse.Namespace, deadline: float) -> dict[str, Any]:
     sizes = TINY if kind == "cpu" else Sizes()
     others = installed(kind) if args.peers is None else tuple(args.peers)
     with StageProcess("tiny" if kind == "cpu" else "gpu") as process:
-        results = _begun(args, process)
+        results = _begun(args, process, deadline)
         print(found_device(results), flush=True)
         for stage in stages(kind, results["device"]["memory"], sizes, others):
             again = any(text in stage.name for text in args.only)
@@ -75,15 +75,15 @@ def performed(args: argparse.Namespace, deadline: float) -> dict[str, Any]:
     return results
 
 
-def _begun(args: argparse.Namespace, process: StageProcess) -> dict[str, Any]:
-    """What the file holds already, or the device and its limits."""
+def _begun(args: argparse.Namespace, process: StageProcess, deadline: float) -> dict[str, Any]:
+    """What the file holds already, or the device and its limits. On CUDA that compiles kernels, for a minute or more on a new machine."""
     now = {"commit": commit(Path(__file__).parent), **about()}
     if args.results.exists():
         results = json.loads(args.results.read_text())
         if results["commit"] != now["commit"]:
             sys.exit(f"{args.results} holds results of commit {results['commit']}, this is {now['commit']}: give another --results")
         return results
-    found = process.ask({}, 60 * args.stage_minutes)
+    found = process.ask({}, deadline - time.monotonic())
     if "limits" not in found:
         sys.exit(f"the device's limits could not be measured: {found['error']}")
     results = {**found, **now, "stages": {}}

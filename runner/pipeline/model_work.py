@@ -105,9 +105,11 @@ class ModelWork:
     def run(self, run: OpenRun) -> tuple[Progress, bool]:
         """Runs the model over what is left; see ``SessionWork``."""
         config, process = run.config, run.process
-        computing = "; ".join([f"BLAS: {backend.prepare()}", *filter(None, [backend.cpu_wish()])])
-        log.info("%d row%s from %s; %s", (n := run.spec.scan.rows), "" if n == 1 else "s", config.data.path, computing)
-        if backend.device_name() == "cpu" and not backend.compiles():
+        on_cpu = backend.device_name() == "cpu"
+        computing = [f"BLAS: {backend.prepare()}", *filter(None, [backend.cpu_wish()])] if on_cpu else []  # a GPU has no use for one
+        rows = f"{(n := run.spec.scan.rows)} row{'' if n == 1 else 's'} from {config.data.path}"
+        log.info("%s", "; ".join([rows, *computing]))
+        if on_cpu and not backend.compiles():
             log.info("no g++ is on the PATH: kernels for this CPU are not compiled, and mlx's own take several times as long. Install it.")
         require_room(run.run_dir.results)  # a volume that stays full costs no model load
         run.require_sound_rows()
