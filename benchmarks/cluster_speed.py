@@ -6,6 +6,10 @@ workers can reach. Seconds are those from the first loaded model to the last com
 may load its model within them. ``steady`` are the rows a second in the middle: from the first tenth of the rows to the last.
 CPU milliseconds a row are those of all processes in the same seconds; they hardly depend on what else the machine does. By default two
 workers have some 60 seconds of work, and a turn takes seven minutes. Needs an idle machine of two cores or more. The last line is JSON.
+
+A process of one BLAS thread uses some 1.1 cores, as its own thread works beside that of mlx's stream. So two of them on two cores cannot
+reach twice what one does. With --pin each worker, that is an agent with its engine, and each plain run is held to one core of its own, and
+what is left is what the runner costs. A driver may use all cores. Linux alone can do so.
 """
 
 import argparse
@@ -40,10 +44,15 @@ class Measured:
 
 @dataclass
 class Watched:
-    """A process of the command that is being measured, and those below it. begun: when its first model was loaded."""
+    """A process of the command that is being measured, and those below it. begun: when its first model was loaded.
+
+    cores: each of its workers is held to the next one; empty where they are free.
+    """
 
     process: "subprocess.Popen[str]"
     run: Path
+    cores: list[int] = field(default_factory=list[int])
+    held: dict[int, int] = field(default_factory=dict[int, int])
     told: list[tuple[float, int, int]] = field(default_factory=list[tuple[float, int, int]])
     cpu: dict[int, tuple[str, float]] = field(default_factory=dict[int, tuple[str, float]])
     before: dict[int, tuple[str, float]] = field(default_factory=dict[int, tuple[str, float]])
@@ -63,8 +72,11 @@ class Watched:
             own = psutil.Process(self.process.pid)
             for each in (own, *own.children(recursive=True)):
                 with suppress(psutil.Error):
-                    used = each.cpu_times()
-                    self.cpu[each.pid] = (kind_of(each, own), used.user + used.system)
+                    kind, used = kind_of(each, own), each.cpu_times()
+                    self.cpu[each.pid] = (kind, used.user + used.system)
+                    if self.cores and kind == "agents" and each.pid not in self.held:
+                        self.held[each.pid] = self.cores[len(self.held) % len(self.cores)]
+                        hold(each, self.held[each.pid])
         if not self.begun and (self.run / "sessions.jsonl").exists():
             self.begun, self.before = time.time(), dict(self.cpu)
 
@@ -95,9 +107,16 @@ def kind_of(process: psutil.Process, own: psutil.Process) -> str:
     return "driver" if process == own and "--workers" in command else "engines"
 
 
-def measured(configs: list[Path], workers: int) -> Measured:
-    """Runs the job of each config, all at once. workers: 0 for plain runs."""
-    watched = [start(config, workers) for config in configs]
+def hold(process: psutil.Process, core: int) -> None:
+    """Holds all threads of a process to one core. It has just begun, so what it starts is held, too."""
+    for thread in process.threads():
+        with suppress(ProcessLookupError):  # it has ended
+            os.sched_setaffinity(thread.id, {core})
+
+
+def measured(configs: list[Path], workers: int, cores: list[int]) -> Measured:
+    """Runs the job of each config, all at once. workers: 0 for plain runs. cores: one for each of these; empty where they are free."""
+    watched = [start(config, workers, cores if workers else cores[number : number + 1]) for number, config in enumerate(configs)]
     readers = [threading.Thread(target=each.listen) for each in watched]
     for reader in readers:
         reader.start()
@@ -116,12 +135,15 @@ def measured(configs: list[Path], workers: int) -> Measured:
     return Measured(seconds, sum(rates) if len(rates) == len(watched) else None, cpu)
 
 
-def start(config: Path, workers: int) -> Watched:
-    """Starts a run in a folder of its own."""
+def start(config: Path, workers: int, cores: list[int]) -> Watched:
+    """Starts a run in a folder of its own. cores: one for each worker, or for the plain run."""
     run = Path(tempfile.mkdtemp(dir=config.parent)) / "run"
     command = [sys.executable, "-m", "mlx_bulk.jobs", "run", str(config), "--output", str(run), "--json-progress"]
     command += ["--workers", str(workers)] if workers else []
-    return Watched(subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True), run)
+    process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    if cores and not workers:
+        hold(psutil.Process(process.pid), cores[0])
+    return Watched(process, run, cores)
 
 
 def main() -> None:
@@ -131,7 +153,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32, help="new tokens a row")
     parser.add_argument("--turns", type=int, default=1)
     parser.add_argument("--model", type=Path, default=DEMO)
+    parser.add_argument("--pin", action="store_true", help="hold each worker, and each plain run, to one core of its own")
     args = parser.parse_args()
+    cores = sorted(os.sched_getaffinity(0)) if args.pin and sys.platform == "linux" else []
+    if args.pin and len(cores) < 2:
+        parser.error("--pin needs Linux, and two cores")
     sections = {
         "model": {"path": str(args.model.absolute())},
         "sampling": {"max_tokens": args.tokens, "temperature": 0},
@@ -144,10 +170,10 @@ def main() -> None:
             write(root / part, rows, **sections) for part, rows in (("all", args.rows), ("a", args.rows // 2), ("b", args.rows // 2))
         )
         for _ in range(args.turns):
-            runs["plain"].append(measured([whole], 0))
-            runs["two plain"].append(measured(halves, 0))
-            runs["1 worker"].append(measured([whole], 1))
-            runs["2 workers"].append(measured([whole], 2))
+            runs["plain"].append(measured([whole], 0, cores))
+            runs["two plain"].append(measured(halves, 0, cores))
+            runs["1 worker"].append(measured([whole], 1, cores))
+            runs["2 workers"].append(measured([whole], 2, cores))
     rates = {label: statistics.median(args.rows / each.seconds for each in turns) for label, turns in runs.items()}
     told = {label: [each.steady for each in turns if each.steady is not None] for label, turns in runs.items()}
     steady = {label: statistics.median(found) for label, found in told.items() if found}
@@ -171,7 +197,7 @@ def main() -> None:
     )
     figures = {f"{name}{part}": ratio for part, found in (("", rates), ("_steady", steady)) for name, ratio in ratios(found).items()}
     seconds = {label: [round(each.seconds, 2) for each in turns] for label, turns in runs.items()}
-    print(json.dumps({**figures, "seconds": seconds, "cpu_ms_a_row": cpu, "rows": args.rows, **about()}))
+    print(json.dumps({**figures, "seconds": seconds, "cpu_ms_a_row": cpu, "rows": args.rows, "pinned": args.pin, **about()}))
 
 
 def milliseconds(turns: list[Measured], kind: str, rows: int) -> float:
