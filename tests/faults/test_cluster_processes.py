@@ -1,4 +1,7 @@
-"""Rows of stdin, and the cells of a sweep, over workers in processes of their own, some of which are killed: the bytes of a plain run."""
+"""Rows of stdin, and the cells of a sweep, over workers in processes of their own, some of which are killed: the bytes of a plain run.
+
+A row that kills each worker that has it costs no other row.
+"""
 
 import json
 import os
@@ -6,12 +9,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from math import log2
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
 import psutil
 import pytest
+
+from ..jobs.support.bench import table_of
 
 pytest.importorskip("distributed")
 pytestmark = pytest.mark.slow
@@ -28,6 +34,18 @@ JOB: dict[str, Any] = {
     "batch": {"rows": 16, "rows_per_shard": 32, "deterministic": True},
 }
 PATIENCE = 200.0  # seconds
+FATAL, SAMPLES = 77, 2
+KILLS_ITS_AGENT = """
+import psutil
+
+def fatal(completions, number, **others):
+    above = [each for each in psutil.Process().parents() if "worker" in each.cmdline()]
+    if number[0] == %d and above:
+        with open(%r, "a") as log:
+            print(above[0].pid, file=log)
+        above[0].kill()
+    return [0.0] * len(completions)
+"""
 
 
 def written(folder: Path, config: dict[str, Any]) -> Path:
@@ -77,9 +95,9 @@ def parts(folder: Path) -> dict[str, bytes]:
     return found
 
 
-def require_sound(run: Path) -> None:
+def require_sound(run: Path, code: int = 0) -> None:
     verified = subprocess.run([*COMMAND, "verify", str(run)], env=ENVIRONMENT, capture_output=True, text=True, check=False)
-    assert verified.returncode == 0, verified.stdout + verified.stderr
+    assert verified.returncode == code, verified.stdout + verified.stderr
 
 
 def test_rows_of_stdin_survive_killed_workers(tmp_path: Path):
@@ -103,3 +121,24 @@ def test_cells_of_a_sweep_survive_killed_workers(tmp_path: Path):
     assert parts(tmp_path / "cluster") == parts(tmp_path / "plain")
     for cell in (path.parent for path in (tmp_path / "cluster").glob("*/results")):
         require_sound(cell)
+
+
+def test_a_row_that_kills_its_agent_ends_alone_in_the_errors(tmp_path: Path):
+    lines, function, deaths = ROWS.splitlines()[:256], tmp_path / "rewards.py", tmp_path / "deaths"
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps(json.loads(line) | {"number": number}) + "\n" for number, line in enumerate(lines)))
+    function.write_text(KILLS_ITS_AGENT % (FATAL, str(deaths)))
+    job = {"job": "rollout", "data": {"path": str(rows)}, "rewards": [{"fn": f"{function}:fatal"}]}
+    sampling = {"n": SAMPLES, "max_tokens": 12, "temperature": 1.0}
+    config = written(tmp_path, {**JOB, **job, "sampling": sampling, "batch": {"rows": 16, "rows_per_shard": 32}})
+    command = [*COMMAND, "run", str(config), "--output", str(tmp_path / "run"), "--workers", "3"]
+    ended = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    assert ended.returncode == 3, ended.stderr  # complete, with errors
+    failures = table_of(tmp_path / "run/errors").to_pylist()
+    assert [(each["row"], each["error"]) for each in failures] == [(FATAL, "EngineAborted")]  # a group fails as a whole
+    assert "workers died while they had this row" in failures[0]["message"]
+    found = table_of(tmp_path / "run/results")
+    places = list(zip(found["row"].to_pylist(), found["sample"].to_pylist(), strict=True))
+    assert places == [(row, sample) for row in range(len(lines)) if row != FATAL for sample in range(SAMPLES)]
+    assert len(set(deaths.read_text().split())) <= log2(len(lines)) + 3
+    require_sound(tmp_path / "run", code=3)
