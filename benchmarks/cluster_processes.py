@@ -63,10 +63,11 @@ class Field:
     def __init__(self, folder: Path, workers: int, draw: random.Random):
         self.folder, self.draw, self.dealt = folder, draw, dict[str, int]()
         self.port = _free_port()
-        self.cables = [Cable(self.port) for _ in range(workers)]
+        self.cables, self.agents = list[Cable](), list[subprocess.Popen[bytes]]()
         self._path = folder / "log"
         self.log = self._path.open("a")
-        self.agents = [self._agent(number) for number in range(workers)]
+        for _ in range(workers):
+            self.add_agent()
         self.driver: subprocess.Popen[bytes] | None = None
 
     def start_driver(self, *options: str) -> None:
@@ -77,11 +78,33 @@ class Field:
         """What all processes have said."""
         return self._path.read_text(errors="replace").splitlines()
 
+    def add_agent(self) -> None:
+        """Starts one more worker, with a cable of its own."""
+        self.cables.append(Cable(self.port))
+        self.agents.append(self._agent(len(self.agents)))
+
     def kill_driver(self) -> None:
         """Kills the driver."""
         assert self.driver is not None
         self.driver.kill()
         self.driver.wait()
+
+    def kill_agent(self, number: int) -> None:
+        """Kills a worker's agent. ``start_agent`` starts it again."""
+        self.agents[number].kill()
+        self.agents[number].wait()
+
+    def start_agent(self, number: int) -> None:
+        """Starts a worker's agent again."""
+        self.agents[number] = self._agent(number)
+
+    def kill_engine(self, number: int) -> bool:
+        """Kills a worker's engine; returns False where it has none."""
+        children = psutil.Process(self.agents[number].pid).children()
+        for engine in children[:1]:
+            with suppress(psutil.NoSuchProcess):
+                engine.kill()
+        return bool(children)
 
     def strike(self) -> None:
         """Deals one blow."""
@@ -92,15 +115,11 @@ class Field:
             self.kill_driver()
             self.start_driver()
         elif what == "engine":
-            children = psutil.Process(self.agents[number].pid).children()
-            if not children:
+            if not self.kill_engine(number):
                 return
-            with suppress(psutil.NoSuchProcess):
-                children[0].kill()
         elif what == "agent":
-            self.agents[number].kill()
-            self.agents[number].wait()
-            self.agents[number] = self._agent(number)
+            self.kill_agent(number)
+            self.start_agent(number)
         else:
             self.cables[number].cut()
         self.dealt[what] = self.dealt.get(what, 0) + 1
