@@ -23,8 +23,8 @@ CODE, NAMES, SOURCE = ".ptx", ".txt", ".cu"  # a kernel's files, in the order in
 def share(kept: Path) -> Path | None:
     """Gives mlx a folder of this process's own with the kernels in ``kept``, and returns it.
 
-    ``kept`` is of one version of mlx and one kind of GPU. Returns None where the user has set ``MLX_PTX_CACHE_DIR``, or where nothing can be
-    written: then mlx does as it always does.
+    ``kept`` is of one version of mlx and one kind of GPU. Returns None where the user has set ``MLX_PTX_CACHE_DIR``, or where nothing
+    can be written: then mlx does as it always does.
     """
     if (given := os.environ.get(VARIABLE)) and not Path(given).name.startswith(PROCESS):  # else a parent's
         return None

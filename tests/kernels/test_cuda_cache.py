@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from mlx_bulk.kernels import cuda_cache
 
-# A process that compiles the kernels of its arguments, as mlx does: code, names and source, in the folder that mlx reads. Then it is killed.
+# A process that compiles the kernels of its arguments, as mlx does: code, names, source, in the folder that mlx reads. Then it is killed.
 CODE = """
 import os, signal, sys
 from pathlib import Path

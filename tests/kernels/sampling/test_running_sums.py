@@ -11,7 +11,7 @@ from mlx_bulk.kernels.sampling.inverse_cdf import BLOCK, running_sums
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("width", [1, 17, BLOCK, BLOCK + 1, 3 * BLOCK - 5])
 def test_running_sums_are_those_of_numpy(rows: int, width: int, monkeypatch: pytest.MonkeyPatch):
-    """One element of a larger array has a long stride: the kernel of mlx 0.32 takes that for the columns of a matrix, and writes them all."""
+    """One element of a larger array has a long stride: mlx 0.32's kernel takes that for the columns of a matrix, and writes them all."""
     given: list[tuple[int, ...]] = []
     scan = mx.cumsum
 
