@@ -197,7 +197,7 @@ def load_mlx() -> Any:
     if device_name() == "metal":
         mx.set_wired_limit(memory_bytes())  # weights and caches stay resident
     if device_name() == "cuda":
-        _keep_cuda_kernels(f"{mx.__version__}-{mx.device_info().get('architecture', 'any')}")
+        _keep_cuda_kernels(f"{distribution('mlx').version}-{mx.device_info().get('architecture', 'any')}")
     if device_name() == "cpu" and not compiles():
         mx.disable_compile()
     return mx
