@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 ROOMS = """
-    configs kernels/cpu kernels kernels/recurrent kernels/sampling
+    configs kernels/cpu kernels kernels/blocks kernels/recurrent kernels/sampling
     runner runner/core runner/files runner/formats runner/data runner/templates runner/text runner/images runner/grammar runner/answers
     runner/scheduler runner/quantized_kv runner/caches runner/layers runner/encoders runner/vision runner/pooling runner/ranks runner/models
     runner/engine runner/pool_engine runner/twins runner/checks runner/store runner/runs runner/policies runner/rescore runner/pipeline

@@ -21,7 +21,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from ...kernels.decoder_block import Fronts, Rooms
+from ...kernels.blocks.decoder_block import Fronts, Rooms
 
 STEP = 64  # tokens: a row's room grows in such steps
 

@@ -15,8 +15,9 @@ import numpy as np
 from mlx import nn
 from numpy.typing import NDArray
 
-from ...kernels import encoder_block, native
-from ...kernels.encoder_block import EncoderConstants, EncoderWeights, PackedBlock
+from ...kernels import native
+from ...kernels.blocks import encoder_block
+from ...kernels.blocks.encoder_block import EncoderConstants, EncoderWeights, PackedBlock
 from ..core.errors import first_line
 from ..layers.call_context import BUILT, CallContext, context_of
 from ..layers.cpu_layers import FastGELU, FastLayerNorm, FastLinear, run_kernel

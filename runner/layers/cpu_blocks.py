@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ...kernels import attention, native
 from ...kernels import rope as rotation
-from ...kernels.decoder_block import Angles, Block, Constants, Fronts, Rooms, Weights
+from ...kernels.blocks.decoder_block import Angles, Block, Constants, Fronts, Rooms, Weights
 from ...kernels.quantized import Matrix, QuantizedWeight
 from ...kernels.quantized import suits as suits_quantized
 from ..caches.cache_stand_ins import BothWays, PrefixView

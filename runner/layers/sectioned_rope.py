@@ -16,7 +16,7 @@ from mlx import nn
 from numpy.typing import NDArray
 
 from ...kernels import rope
-from ...kernels.decoder_block import Angles
+from ...kernels.blocks.decoder_block import Angles
 from ..caches.call_positions import CallPositions
 from .call_context import CallContext, share_context
 from .cpu_layers import FastRoPE

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from mlx import nn
 from mlx.nn.utils import value_and_grad
-from mlx_bulk.kernels.encoder_block import PackedBlock
+from mlx_bulk.kernels.blocks.encoder_block import PackedBlock
 from mlx_bulk.runner.encoders.cpu_blocks import packed_bytes, substitute_blocks
 from mlx_bulk.runner.encoders.encoder import Encoder
 from mlx_bulk.runner.layers.call_context import context_of

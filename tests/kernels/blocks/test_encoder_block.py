@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_bulk.kernels import native
-from mlx_bulk.kernels.encoder_block import ACTIVATIONS, EncoderConstants, EncoderWeights, PackedBlock, reference, suits
+from mlx_bulk.kernels.blocks.encoder_block import ACTIVATIONS, EncoderConstants, EncoderWeights, PackedBlock, reference, suits
 from numpy.typing import NDArray
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="it serves the CPU, with g++")

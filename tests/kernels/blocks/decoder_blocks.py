@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_bulk.kernels import rope
 from mlx_bulk.kernels.attention import Mask
-from mlx_bulk.kernels.decoder_block import Angles, Block, Constants, Rooms, Weights
+from mlx_bulk.kernels.blocks.decoder_block import Angles, Block, Constants, Rooms, Weights
 from numpy.typing import NDArray
 
 HELD = 123.0  # in the rooms behind what is used

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlx_bulk.kernels import decoder_block, native
+from mlx_bulk.kernels import native
 from mlx_bulk.kernels.attention import Mask
-from mlx_bulk.kernels.decoder_block import Block, Weights
+from mlx_bulk.kernels.blocks import decoder_block
+from mlx_bulk.kernels.blocks.decoder_block import Block, Weights
 from numpy.typing import NDArray
 
 from .decoder_blocks import HELD, Case, Shape, called, case, masks, rooms_of

@@ -13,7 +13,7 @@ import numpy as np
 from mlx import nn
 from numpy.typing import NDArray
 
-from . import attention, elementwise, linear, native, rope
+from .. import attention, elementwise, linear, native, rope
 
 REFERENCES = {"gelu": nn.gelu, "gelu_tanh": nn.gelu_approx, "silu": nn.silu, "relu": nn.relu, "quick_gelu": nn.gelu_fast_approx}
 ACTIVATIONS = tuple(REFERENCES)  # their places are encoder_block.h's numbers for them

@@ -12,9 +12,9 @@ import numpy as np
 from mlx import nn
 from numpy.typing import NDArray
 
-from . import attention, elementwise, linear, native, rope
-from .attention import Mask
-from .quantized import Matrix, QuantizedPlace, QuantizedWeight
+from .. import attention, elementwise, linear, native, rope
+from ..attention import Mask
+from ..quantized import Matrix, QuantizedPlace, QuantizedWeight
 
 Angles = tuple[NDArray[np.float32], NDArray[np.float32]]  # cosines and sines [B, T, R / 2] of each token, dense
 

@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_bulk.kernels import native
-from mlx_bulk.kernels.decoder_block import Block, Fronts
+from mlx_bulk.kernels.blocks.decoder_block import Block, Fronts
 from numpy.typing import NDArray
 
 from .decoder_blocks import HELD, Shape, called, case, masks, rooms_of
