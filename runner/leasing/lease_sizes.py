@@ -107,15 +107,18 @@ class Outlook:
     loads: Sequence[WorkerLoad]
     seconds: float
 
-    def size(self, load: WorkerLoad) -> int:
-        """Returns how many rows the worker with this load, one of ``loads``, is to have now; 0 for none."""
+    def size(self, load: WorkerLoad, at_once: bool = False) -> int:
+        """Returns how many rows the worker with this load, one of ``loads``, is to have now; 0 for none.
+
+        at_once: they were begun before, so they do not wait until a worker has too few.
+        """
         pace = self._pace_of(load)
         share = ceil(self.waiting * pace / (2 * self._pace))
         if load.pace is None:
-            size = min(load.room, share) if load.leases < FIRST_LEASES else 0
+            size = min(load.room, share) if at_once or load.leases < FIRST_LEASES else 0
         else:
             size = min(ceil(pace * self.seconds), max(self._least(load), share))
-            size = size if load.can_take(size, pace) else 0
+            size = size if at_once or load.can_take(size, pace) else 0
         return min(size, self._until_end(load), self.waiting)
 
     def has_turn(self, load: WorkerLoad, rows: int) -> bool:

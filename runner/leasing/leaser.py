@@ -25,7 +25,7 @@ from .rows_elsewhere import RowsElsewhere
 from .waiting_rows import WaitingRows
 
 FIRST_ROOM = 64  # rows that an engine may have at once which has not told it
-RETURN_SECONDS = 1.5  # in which a worker comes back whose connection alone was lost
+RETURN_SECONDS = 1.0  # in which a worker comes back whose connection alone was lost
 
 
 class Leaser:
@@ -93,10 +93,10 @@ class Leaser:
 
     def _give(self, worker: str, loads: dict[str, WorkerLoad], now: float) -> OpenLease | None:
         """As ``give``. loads: of all workers that can be given rows; the worker's is brought up to date."""
-        load = loads[worker]
-        if self.exhausted or not load.wants(self._lease_seconds, self._whole_shards):
+        load, first = loads[worker], self._waiting.first(worker, now)
+        begun = first is not None and bool(first.died) and not self._whole_shards
+        if self.exhausted or not (begun or load.wants(self._lease_seconds, self._whole_shards)):
             return None
-        first = self._waiting.first(worker, now)
         no_new = self._input.next is None or self._waiting.many_held_up
         if first is None and no_new and (first := self._waiting.first(worker, None)) is None:
             return None
@@ -106,9 +106,8 @@ class Leaser:
         if self._whole_shards:
             size = self._layout.rows_per_shard if outlook.has_turn(load, min(waiting, self._layout.rows_per_shard)) else 0
         else:
-            size = outlook.size(load)
-        rows = self._next_rows(first, size) if size else None
-        if rows is None:
+            size = outlook.size(load, at_once=begun)
+        if not size or (rows := self._next_rows(first, size)) is None:
             return None
         lease = self._open(worker, rows, now)
         loads[worker] = self._load(worker, now)

@@ -58,6 +58,24 @@ def test_rows_of_a_worker_that_left_go_first_and_without_those_that_came():
     assert desk.give_back(lost, [RecordedRow(position, True) for position in lost.positions]) == []
 
 
+def test_workers_that_have_enough_share_the_rows_that_a_lost_one_had_begun():
+    desk = leaser(4000)
+    for worker in ("a", "b", "c"):
+        desk.end(given(desk.give(worker, ["a", "b", "c"], 0.0)).name, 16.0)
+    desk.deal(["a", "b", "c"], 16.0)
+    for lease in desk.of("c"):
+        desk.begin(lease.name)
+    lost = desk.lose("c", 17.0)
+    for rows in lost:
+        desk.give_back(rows, nothing(rows))
+    assert desk.deal(["a", "b"], 17.0) == []  # they have enough, and c may come back
+    dealt = desk.deal(["a", "b"], 17.0 + RETURN_SECONDS)
+    assert sorted(position for lease in dealt for position in lease.given.positions) == sorted(
+        position for rows in lost for position in rows.positions
+    )
+    assert {lease.worker for lease in dealt} == {"a", "b"}
+
+
 def test_the_finished_part_of_a_shard_is_not_done_again_where_another_part_is_not():
     desk = leaser(8, whole_shards=True)
     whole = desk.end(given(desk.give("a", ["a"], 0.0)).name, 1.0)
