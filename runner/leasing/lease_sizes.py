@@ -110,7 +110,7 @@ class Outlook:
     def size(self, load: WorkerLoad, at_once: bool = False) -> int:
         """Returns how many rows the worker with this load, one of ``loads``, is to have now; 0 for none.
 
-        at_once: they were begun before, so they do not wait until a worker has too few.
+        at_once: also where it has enough.
         """
         pace = self._pace_of(load)
         share = ceil(self.waiting * pace / (2 * self._pace))

@@ -94,8 +94,8 @@ class Leaser:
     def _give(self, worker: str, loads: dict[str, WorkerLoad], now: float) -> OpenLease | None:
         """As ``give``. loads: of all workers that can be given rows; the worker's is brought up to date."""
         load, first = loads[worker], self._waiting.first(worker, now)
-        begun = first is not None and bool(first.died) and not self._whole_shards
-        if self.exhausted or not (begun or load.wants(self._lease_seconds, self._whole_shards)):
+        at_once = first is not None and not self._whole_shards  # rows that have come back wait no longer than they must
+        if self.exhausted or not (at_once or load.wants(self._lease_seconds, self._whole_shards)):
             return None
         no_new = self._input.next is None or self._waiting.many_held_up
         if first is None and no_new and (first := self._waiting.first(worker, None)) is None:
@@ -106,7 +106,7 @@ class Leaser:
         if self._whole_shards:
             size = self._layout.rows_per_shard if outlook.has_turn(load, min(waiting, self._layout.rows_per_shard)) else 0
         else:
-            size = outlook.size(load, at_once=begun)
+            size = outlook.size(load, at_once)
         if not size or (rows := self._next_rows(first, size)) is None:
             return None
         lease = self._open(worker, rows, now)
