@@ -4,7 +4,8 @@ All do the same rows with the same model, in turns; a row of the table is the me
 once, each with half of the rows: what the machine's cores give two processes that know nothing of each other, and so the most that two
 workers can reach. Seconds are those from the first loaded model to the last commit, so that starting counts for none; a second process
 may load its model within them. ``steady`` are the rows a second in the middle: from the first tenth of the rows to the last.
-CPU milliseconds a row are those of all processes in the same seconds; they hardly depend on what else the machine does. By default two
+CPU milliseconds a row are those of all processes in the same seconds. Where they differ between the lines, the cores themselves were not
+equally fast, as on a shared machine; ``cores`` busy, which is CPU seconds by seconds, then says what the runner made of two. By default two
 workers have some 60 seconds of work, and a turn takes seven minutes. Needs an idle machine of two cores or more. The last line is JSON.
 
 A process of one BLAS thread uses some 1.1 cores, as its own thread works beside that of mlx's stream. So two of them on two cores cannot
@@ -31,6 +32,8 @@ from cluster_config import DEMO, write
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("OPENBLAS_")} | {"OPENBLAS_NUM_THREADS": "1"}
 PROCESSES: tuple[str, ...] = ("driver", "agents", "engines")
+START_SECONDS = 0.02  # between two looks at processes that start
+LOOK_SECONDS = 0.25  # and later: a look takes milliseconds of a core, which two workers need
 
 
 @dataclass
@@ -123,7 +126,7 @@ def measured(configs: list[Path], workers: int, cores: list[int]) -> Measured:
     while any(each.process.poll() is None for each in watched):
         for each in watched:
             each.look()
-        time.sleep(0.02)
+        time.sleep(LOOK_SECONDS if all(each.begun for each in watched) else START_SECONDS)
     for each in watched:
         if each.process.returncode:
             raise RuntimeError(f"{each.process.args}: exit code {each.process.returncode}")
@@ -178,12 +181,14 @@ def main() -> None:
     told = {label: [each.steady for each in turns if each.steady is not None] for label, turns in runs.items()}
     steady = {label: statistics.median(found) for label, found in told.items() if found}
     cpu = {label: {kind: milliseconds(turns, kind, args.rows) for kind in PROCESSES} for label, turns in runs.items()}
+    busy = {label: statistics.median(sum(each.cpu.values()) / each.seconds for each in turns) for label, turns in runs.items()}
     table(
         {
             label: (
                 f"{args.rows / rates[label]:.1f}",
                 f"{rates[label]:.1f}",
                 f"{steady[label]:.1f}" if label in steady else "",
+                f"{busy[label]:.2f}",
                 *used.values(),
             )
             for label, used in cpu.items()
@@ -192,12 +197,13 @@ def main() -> None:
             "seconds",
             "rows/s",
             "steady rows/s",
+            "cores",
             *(f"{kind}' CPU ms/row" if kind != "driver" else "driver's CPU ms/row" for kind in PROCESSES),
         ],
     )
     figures = {f"{name}{part}": ratio for part, found in (("", rates), ("_steady", steady)) for name, ratio in ratios(found).items()}
     seconds = {label: [round(each.seconds, 2) for each in turns] for label, turns in runs.items()}
-    print(json.dumps({**figures, "seconds": seconds, "cpu_ms_a_row": cpu, "rows": args.rows, "pinned": args.pin, **about()}))
+    print(json.dumps({**figures, "seconds": seconds, "cores": busy, "cpu_ms_a_row": cpu, "rows": args.rows, "pinned": args.pin, **about()}))
 
 
 def milliseconds(turns: list[Measured], kind: str, rows: int) -> float:
