@@ -196,7 +196,7 @@ def test_files_of_a_killed_process_are_removed_too(tmp_path: Path):
     left.write_bytes(b"x" * 100_000)
     os.utime(left, (5, 5))
     ids, base = stem(1)
-    replace(PrefixCache.opened(tmp_path, {}), most_bytes=150_000).save(ids, "", base)
+    replace(PrefixCache.opened(tmp_path, {}), most_bytes=100_000).save(ids, "", base)
     assert [path.suffix for path in files(tmp_path)] == [".safetensors"]
 
 
@@ -219,7 +219,7 @@ def test_a_prefix_that_another_run_removes_is_computed(tmp_path: Path, monkeypat
 def test_other_files_in_the_folder_stay(tmp_path: Path):
     (tmp_path / "notes.txt").write_text("mine")
     ids, base = stem(1)
-    replace(PrefixCache.opened(tmp_path, {}), most_bytes=150_000).save(ids, "", base)
+    replace(PrefixCache.opened(tmp_path, {}), most_bytes=100_000).save(ids, "", base)
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 

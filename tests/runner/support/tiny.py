@@ -22,7 +22,7 @@ Ids = list[int]
 
 _BASE: dict[str, Any] = {
     "hidden_size": 64,
-    "num_hidden_layers": 4,
+    "num_hidden_layers": 2,
     "intermediate_size": 128,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -62,15 +62,15 @@ _LFM2: dict[str, Any] = {  # half its layers are convolutions with a state, half
     "block_multiple_of": 8,
     "block_ffn_dim_multiplier": 1.0,
     "block_auto_adjust_ff_dim": False,
-    "full_attn_idxs": [1, 3],
+    "full_attn_idxs": [1],
 }
-_QWEN3_NEXT: dict[str, Any] = {  # three of its four layers hold a gated delta rule
+_QWEN3_NEXT: dict[str, Any] = {  # one of its two layers holds a gated delta rule
     "linear_num_value_heads": 4,
     "linear_num_key_heads": 2,
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 16,
     "linear_conv_kernel_dim": 4,
-    "full_attention_interval": 4,
+    "full_attention_interval": 2,
     "shared_expert_intermediate_size": 32,
     "partial_rotary_factor": 0.5,
 }
