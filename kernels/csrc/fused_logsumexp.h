@@ -68,7 +68,7 @@ struct Score {
     Quantized some = quantized ? quantized->from(from) : Quantized{};
     Target target{quantized ? nullptr : w + from * depth, end - from,          made,
                   Part::SIZE,                             bias ? bias + from : nullptr, nullptr, quantized ? &some : nullptr};
-    columns_in_vectors(rows, gathered, depth, target, 0, end - from, m <= FEW_ROWS);
+    columns_in_vectors(rows, gathered, depth, target, 0, end - from, made, Part::SIZE, m <= FEW_ROWS);
     for (long i = 0; i < rows; i++) to[i] = taken(made + i * Part::SIZE, row + i, from, end);
   }
 

@@ -55,7 +55,7 @@ void multiply_in_vectors(long m, long depth, const RowOf& of, std::initializer_l
       Columns columns(target.n, PANEL, PANELS_A_PART);
       pool::run(columns.number, [&](long part) {
         long from = columns.from(part), end = columns.from(part + 1);
-        columns_in_vectors(rows, x, depth, target, from, end, few);
+        columns_in_vectors(rows, x, depth, target, from, end, target.c + from, target.ldc, few);
         for (long row = 0; target.plus && row < rows; row++)
           for (long i = row * target.ldc + from; i < row * target.ldc + end; i++) target.c[i] += target.plus[i];
       });

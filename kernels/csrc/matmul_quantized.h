@@ -46,7 +46,7 @@ struct QuantizedPanel : Quantized {
     if constexpr (N > 2)  // one vector is computed as two: fewer instances to compile
       if (columns <= (N - 1) * W) return panel_of<N - 1>(rows, columns, x, c, ldc, bias, unpack);
     constexpr long WIDE = N * W;
-    bool whole = columns == WIDE;
+    bool whole = columns == WIDE && depth <= NEAR;  // else sums are in one piece of memory until they are complete
     float *to = whole ? c : spare(PRODUCT, rows * WIDE), *near = spare(PANELS, NEAR * WIDE);
     long ldt = whole ? ldc : WIDE, row_words = words_of(depth), row_groups = depth / group;
     auto* all_words = (const float*)words;  // moved, never computed with
@@ -61,7 +61,7 @@ struct QuantizedPanel : Quantized {
         long some = std::min(NEAR, deep - i), next = columns * row_words + (k + i) / 32 * bits * columns;  // its share of the next panel
         for (long j = 0; j < some; j += 32)
           unpack(N, turned + words_of(i + j) * WIDE, scale + (i + j) / group * WIDE, shift + (i + j) / group * WIDE, near + j * WIDE);
-        outer_of_rows<PANEL_ROWS, N>(rows, x + k + i, depth, near, WIDE, some, to, ldt, k + i > 0, all_words + next, words_of(some) * columns);
+        outer_of_rows<PANEL_ROWS, N>(rows, x + k + i, depth, near, WIDE, some, to, ldt, k + i ? Sums{to, ldt} : Sums{}, all_words + next, words_of(some) * columns);
       }
     }
     if (!whole || bias)

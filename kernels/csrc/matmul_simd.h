@@ -56,17 +56,25 @@ void dots_of_rows(long rows, const float* a, long lda, const float* b, long ldb,
     if (m < rows) dots_of_rows<M - 1, N>(rows - m, a + m * lda, lda, b, ldb, depth, c + m * ldc, ldc, bias);
 }
 
-// c[m] = sum over k of a[m][k] b[k][0 ... N * W) + bias [N * W], which may be null, added to c if `add`. Prefetches from `next`, one cache
-// line for each k.
+// Sums that are there already: rows that stand `ld` numbers apart. Null: they are 0.
+struct Sums {
+  const float* at = nullptr;
+  long ld = 0;
+
+  Sums from(long row) const { return {at ? at + row * ld : nullptr, ld}; }
+};
+
+// c[m] = sums[m] + sum over k of a[m][k] b[k][0 ... N * W) + bias [N * W], which may be null. Prefetches from `next`, one cache line for
+// each k.
 template <int M, int N>
-inline void outer_in_registers(const float* a, long lda, const float* b, long ldb, long depth, float* c, long ldc, bool add, const float* next,
-                  const float* bias = nullptr) {
+inline void outer_in_registers(const float* a, long lda, const float* b, long ldb, long depth, float* c, long ldc, Sums sums,
+                               const float* next, const float* bias = nullptr) {
   V acc[M][N] = {};
-  if (add)
+  if (sums.at)
 #pragma GCC unroll 8
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 8
-      for (int n = 0; n < N; n++) acc[m][n] = load(c + m * ldc + n * W);
+      for (int n = 0; n < N; n++) acc[m][n] = load(sums.at + m * sums.ld + n * W);
   for (long k = 0; k < depth; k++) {
     V right[N];
     if (next) __builtin_prefetch(next + 16 * k, 0, 2);
@@ -87,21 +95,21 @@ inline void outer_in_registers(const float* a, long lda, const float* b, long ld
 
 // `outer_in_registers` for at most M rows.
 template <int M, int N>
-inline void outer_tile(long rows, const float* a, long lda, const float* b, long ldb, long depth, float* c, long ldc, bool add,
+inline void outer_tile(long rows, const float* a, long lda, const float* b, long ldb, long depth, float* c, long ldc, Sums sums,
                        const float* next, const float* bias) {
   if constexpr (M > 1)
-    if (rows < M) return outer_tile<M - 1, N>(rows, a, lda, b, ldb, depth, c, ldc, add, next, bias);
-  outer_in_registers<M, N>(a, lda, b, ldb, depth, c, ldc, add, next, bias);
+    if (rows < M) return outer_tile<M - 1, N>(rows, a, lda, b, ldb, depth, c, ldc, sums, next, bias);
+  outer_in_registers<M, N>(a, lda, b, ldb, depth, c, ldc, sums, next, bias);
 }
 
 // Calls it for more rows. The last ones are two tiles of like size: a tile of few rows waits for its sums. Prefetches `left` numbers
 // from `next` on.
 template <int M, int N>
-void outer_of_rows(long rows, const float* a, long lda, const float* b, long ldb, long depth, float* c, long ldc, bool add = false,
+void outer_of_rows(long rows, const float* a, long lda, const float* b, long ldb, long depth, float* c, long ldc, Sums sums = {},
                    const float* next = nullptr, long left = 0, const float* bias = nullptr) {
   for (long m = 0, some; m < rows; m += some, next += 16 * depth, left -= 16 * depth) {
     some = rows - m >= 2 * M || rows - m == M ? M : rows - m > M ? (rows - m + 1) / 2 : rows - m;
-    outer_tile<M, N>(some, a + m * lda, lda, b, ldb, depth, c + m * ldc, ldc, add, left > 0 ? next : nullptr, bias);
+    outer_tile<M, N>(some, a + m * lda, lda, b, ldb, depth, c + m * ldc, ldc, sums.from(m), left > 0 ? next : nullptr, bias);
   }
 }
 
@@ -120,7 +128,7 @@ void panel_of(long rows, long columns, const float* a, const float* w, long dept
     float* turned = spare(WEIGHT, deep * WIDTH);
     turn(columns, deep, w + k, depth, turned, WIDTH);
     bool last = k + DEEP >= depth;
-    outer_of_rows<PANEL_ROWS, N>(rows, a + k, depth, turned, WIDTH, deep, to, ldt, k > 0, last ? w + columns * depth : nullptr,
+    outer_of_rows<PANEL_ROWS, N>(rows, a + k, depth, turned, WIDTH, deep, to, ldt, k ? Sums{to, ldt} : Sums{}, last ? w + columns * depth : nullptr,
                                  last ? columns * depth : 0);
   }
   if (!whole || bias)

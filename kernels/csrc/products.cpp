@@ -18,9 +18,10 @@ void dots(long rows, long columns, const float* a, long lda, const float* b, lon
 }
 
 void outer(long rows, long columns, const float* a, long lda, const float* b, long ldb, long depth, float* c, long ldc, bool add) {
+  auto sums = [&](long n) { return add ? Sums{c + n, ldc} : Sums{}; };
   long n = 0;
-  for (; n + WIDE * W <= columns; n += WIDE * W) outer_of_rows<ROWS, WIDE>(rows, a, lda, b + n, ldb, depth, c + n, ldc, add);
-  for (; n < columns; n += W) outer_of_rows<ROWS, 1>(rows, a, lda, b + n, ldb, depth, c + n, ldc, add);
+  for (; n + WIDE * W <= columns; n += WIDE * W) outer_of_rows<ROWS, WIDE>(rows, a, lda, b + n, ldb, depth, c + n, ldc, sums(n));
+  for (; n < columns; n += W) outer_of_rows<ROWS, 1>(rows, a, lda, b + n, ldb, depth, c + n, ldc, sums(n));
 }
 
 constexpr int HELD = REGISTERS == 32 ? 24 : 12;  // sums kept in registers
@@ -47,17 +48,17 @@ void turn(long rows, long columns, const float* from, long ldf, float* to, long 
     for (long j = row; j < wide; j++) to[i * wide + j] = j < rows ? from[j * ldf + i] : 0.0f;
 }
 
-void columns_in_vectors(long rows, const float* x, long depth, const Target& target, long from, long end, bool few) {
-  if (target.packed && !few) return Packed{target.packed, target.n, depth}.outputs(rows, x, depth, from, end, target.c + from, target.ldc);
+void columns_in_vectors(long rows, const float* x, long depth, const Target& target, long from, long end, float* c, long ldc, bool few) {
+  if (target.packed && !few) return Packed{target.packed, target.n, depth}.outputs(rows, x, depth, from, end, c, ldc);
   for (long n = from; n < end; n += PANEL) {
     long columns = std::min<long>(PANEL, end - n);
     if (target.quantized) {
-      target.quantized->from(n).panel(rows, columns, x, target.c + n, target.ldc, target.bias ? target.bias + n : nullptr);
+      target.quantized->from(n).panel(rows, columns, x, c + n - from, ldc, target.bias ? target.bias + n : nullptr);
       continue;
     }
     const float *w = target.w + n * depth, *bias = target.bias ? target.bias + n : nullptr;
-    if (few) dots(rows, columns, x, depth, w, depth, depth, target.c + n, target.ldc, bias);
-    else panel_of<PANEL / W>(rows, columns, x, w, depth, target.c + n, target.ldc, bias);
+    if (few) dots(rows, columns, x, depth, w, depth, depth, c + n - from, ldc, bias);
+    else panel_of<PANEL / W>(rows, columns, x, w, depth, c + n - from, ldc, bias);
   }
 }
 

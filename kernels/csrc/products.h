@@ -92,7 +92,8 @@ void outer_evenly(long rows, long columns, const float* a, long lda, const float
 // Transposes `from` [rows, columns] into `to` [columns, wide]; fills with zeros after column `rows`.
 void turn(long rows, long columns, const float* from, long ldf, float* to, long wide);
 
-// Columns from ... end - 1 of x wᵀ + bias for some rows of x, to c + from.
-void columns_in_vectors(long rows, const float* x, long depth, const Target& target, long from, long end, bool few);
+// c [rows, end - from] = columns from ... end - 1 of x wᵀ + bias, for some rows of x and the target's weight. From a packed weight whole
+// vectors are written.
+void columns_in_vectors(long rows, const float* x, long depth, const Target& target, long from, long end, float* c, long ldc, bool few);
 
 }  // namespace kernels
