@@ -30,6 +30,7 @@ STORIES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.cpu_path("elsewhere the whole suite takes the path of Metal and CUDA")
 def test_the_main_stories_on_the_path_of_metal_and_cuda():
     # -n 0 comes behind the project's own options, and wins.

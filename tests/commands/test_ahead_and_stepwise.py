@@ -119,6 +119,7 @@ def test_deterministic_runs_have_the_same_bytes(bench: Bench, monkeypatch: pytes
     assert ahead == step_by_step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_runs_with_the_same_batches_have_the_same_bytes(bench: Bench, monkeypatch: pytest.MonkeyPatch, name: str):
     ahead, read_at_once = (written(bench, monkeypatch, name, f"stepwise {on}", True, False, on) for on in (False, True))

@@ -144,6 +144,7 @@ def test_scores_are_computed_again_by_verify(reward: Path, tmp_path: Path, form:
     assert "within float32's bounds" in result.output
 
 
+@pytest.mark.slow
 def test_a_preference_file_is_rewarded(reward: Path, tmp_path: Path) -> None:
     rows = pairs(20)
     rows[3]["rejected"] = rows[3]["chosen"]

@@ -24,7 +24,14 @@ from ..jobs.support.cluster_runs import SETTINGS, engine, mortal_fleet, parts, r
 from ..runner.support.thread_fleet import PipeEnd, StopEarly, ThreadFleet
 
 
-@pytest.mark.parametrize("sections", [{}, {"batch": {"deterministic": True}}, {"sampling": {"n": 3, "max_tokens": 4}}])
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {},
+        pytest.param({"batch": {"deterministic": True}}, marks=pytest.mark.slow),
+        pytest.param({"sampling": {"n": 3, "max_tokens": 4}}, marks=pytest.mark.slow),
+    ],
+)
 def test_one_worker_writes_the_same_parts(bench: Bench, sections: dict[str, Any]):
     plain = run(bench, ModelWork(ModelPool()), "plain", **sections)
     fleet = ThreadFleet(engine, 1)

@@ -63,6 +63,7 @@ def test_a_run_says_by_how_much_quantized_keys_and_values_moved_its_logprobs(ben
     assert f"Keys and values were kept in 8 bits: {words}" in run_page(done.output).banner
 
 
+@pytest.mark.slow
 def test_fewer_bits_move_them_further(bench: Bench):
     eight = measured(bench.run(batch=QUANTIZED))
     four = measured(bench.run("--overwrite", batch=QUANTIZED | {"kv_bits": 4}))
@@ -92,6 +93,7 @@ def test_a_plan_names_the_tokens_that_stay_whole(bench: Bench):
     assert "bytes a cached token, after the first 1,500 of each row, with keys and values in 8 bits" in text
 
 
+@pytest.mark.slow
 def test_the_sample_depends_on_rows_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(kv_difference, "COMPLETIONS", 2)
     keys: list[set[tuple[int, ...]]] = []
@@ -150,6 +152,7 @@ def test_overwrite_removes_what_an_older_run_measured(bench: Bench):
     assert not (bench.run("--overwrite").output / "kv_difference.json").exists()
 
 
+@pytest.mark.slow
 def test_rollouts_are_measured_under_their_own_policies_and_the_closing_says_it(bench: Bench):
     done = roll(bench, batch=QUANTIZED)
     found = measured(done)

@@ -24,6 +24,7 @@ def labels(page: Reader) -> list[str]:
     return [str(attributes["aria-label"]) for tag, attributes in page.elements if tag == "path" and attributes.get("aria-label")]
 
 
+@pytest.mark.slow
 @pytest.mark.draws
 def test_a_sweep(bench: Bench):
     config: dict[str, Any] = {
@@ -91,6 +92,7 @@ def test_a_comparison(bench: Bench):
     assert both.exit_code == 2
 
 
+@pytest.mark.slow
 def test_rollouts(bench: Bench):
     rows = [{"q": row["q"], "answer": "4"} for row in ROWS]
     sampling = {"max_tokens": 6, "temperature": 1.0, "n": 4}

@@ -77,6 +77,7 @@ def test_nothing_rated_has_no_mean_of_0():
     assert charts(found_in([("0", [None, None])])) == {}
 
 
+@pytest.mark.slow
 def test_unrated_samples_of_a_function_are_reported(bench: Bench):
     source = bench.root / "mine.py"
     source.write_text("def fails(prompts, completions, **_):\n    raise ValueError('no <b>such</b> thing')\n")

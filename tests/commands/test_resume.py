@@ -103,6 +103,7 @@ def test_a_signal_stops_between_steps_and_the_same_command_goes_on(bench: Bench,
     assert_same_records(resumed.records, whole.records)
 
 
+@pytest.mark.slow
 def test_a_second_signal_stops_at_once(bench: Bench, whole: Done):
     child = interrupted(bench, signal.SIGINT, signal.SIGTERM, after=20)
     assert child.returncode == 143
@@ -111,6 +112,7 @@ def test_a_second_signal_stops_at_once(bench: Bench, whole: Done):
     assert_same_records(bench.run(rows=ROWS, **JOB).records, whole.records)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (37, 79))])
 def test_killed_at_any_record_and_resumed(bench: Bench, whole: Done, after: int):
     child = interrupted(bench, signal.SIGKILL, after=after)

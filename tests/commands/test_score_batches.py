@@ -52,7 +52,11 @@ def assert_same_logprobs(mine: Done, other: Done, column: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "job", "column"), [(ROWS, TEXT, "token_logprobs"), (CHOICES, CHOSEN, "choice_token_logprobs")], ids=["text", "choices"]
+    ("rows", "job", "column"),
+    [
+        pytest.param(ROWS, TEXT, "token_logprobs", id="text", marks=pytest.mark.slow),
+        pytest.param(CHOICES, CHOSEN, "choice_token_logprobs", id="choices"),
+    ],
 )
 def test_logprobs_are_the_same_in_batches_of_any_size_and_order(bench: Bench, rows: list[Record], job: dict[str, Any], column: str) -> None:
     alone = scored(bench, "alone", rows, **job, batch={"rows": 1})
@@ -68,7 +72,9 @@ def test_logprobs_are_the_same_in_batches_of_any_size_and_order(bench: Bench, ro
         assert_same_logprobs(scored(bench, name, order, **job, batch=batch), alone, column)
 
 
-@pytest.mark.parametrize(("rows", "job"), [(ROWS, TEXT), (CHOICES, CHOSEN)], ids=["text", "choices"])
+@pytest.mark.parametrize(
+    ("rows", "job"), [pytest.param(ROWS, TEXT, id="text", marks=pytest.mark.slow), pytest.param(CHOICES, CHOSEN, id="choices")]
+)
 def test_deterministic_records_have_the_same_bytes_also_in_another_order(bench: Bench, rows: list[Record], job: dict[str, Any]) -> None:
     batch = {"rows": 4, "deterministic": True}
     shuffled = [rows[i] for i in np.random.default_rng(1).permutation(len(rows))]

@@ -78,6 +78,7 @@ def test_each_row_may_bring_its_own(bench: Bench) -> None:
     assert "has 5.0 MB of text; expected at most 4 MB" in errors[8]
 
 
+@pytest.mark.slow
 def test_rows_without_a_grammar_are_as_in_a_run_without_any(bench: Bench) -> None:
     rows = [{"q": f"row {i}", "own": None if i % 2 else {"regex": "[a-z]{2,6}"}} for i in range(6)]
     same: dict[str, Any] = {"sampling": DRAWN, "batch": {"deterministic": True, "rows": 4}, "data": {"keep": "none"}}

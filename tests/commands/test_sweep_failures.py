@@ -165,6 +165,7 @@ def test_paths_that_are_missing_are_told_before_the_first_cell(bench: Bench, mod
     assert table(bench).column("state").to_pylist().count("complete") == 1
 
 
+@pytest.mark.slow
 def test_a_stopped_overwrite_of_a_sweep_adopts_no_old_run(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     path = written(bench, base_of(bench), matrix={"data.limit": [1, 2, 3]})
     assert bench.command(path).code == 0

@@ -165,6 +165,7 @@ def test_python_gives_the_vectors_of_a_run(tmp_path: Path, monkeypatch: pytest.M
     assert np.abs(texts.embed(["a photo of two cats"]) - theirs[1]).max() <= CLOSE
 
 
+@pytest.mark.slow
 @pytest.mark.draws
 def test_a_run_can_be_planned_checked_and_shown(tmp_path: Path) -> None:
     model = write_two_towers(tmp_path / "model", "clip")

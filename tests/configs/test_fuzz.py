@@ -68,7 +68,7 @@ def assert_config_or_a_readable_refusal(path: Path, *overrides: str) -> None:
             assert "Traceback" not in message
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=60) | st.lists(tokens, max_size=25).map(lambda parts: "".join(parts).encode()) | texts.map(str.encode))
 def test_texts(tmp_path_factory: Any, text: bytes):
     path = tmp_path_factory.mktemp("fuzz") / "job.yaml"
@@ -110,7 +110,7 @@ def mutated(draw: st.DrawFn) -> Any:
     return config
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(mutated(), st.booleans())
 def test_changed_configs(tmp_path_factory: Any, config: Any, as_json: bool):
     path = tmp_path_factory.mktemp("fuzz") / "job.yaml"
@@ -132,7 +132,7 @@ overrides = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.sampled_from([GENERATE, SCORE, SWEEP, EVAL]), st.lists(overrides, min_size=1, max_size=3))
 def test_overrides(tmp_path_factory: Any, config: Any, given_: list[str]):
     path = tmp_path_factory.mktemp("fuzz") / "job.yaml"

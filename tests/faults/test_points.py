@@ -26,11 +26,15 @@ FAILING = Point("failing rows", ("mlx_bulk.jobs.generate.generate:GenerateJob.re
 
 
 def deaths(*phases: Sequence[Point]) -> pytest.MarkDecorator:
-    """Where runs die: the first in the first point of each phase, the second in the second, and so on."""
+    """Where runs die: the first in the first point of each phase, the second in the second, and so on. All but the first are slow."""
     sequences = [[point for point in points if point is not None] for points in zip_longest(*phases)]
     if THOROUGH:
         sequences += [[point, NAMED[THEN.get(point.name, point.name)]] for points in phases for point in points]
-    return pytest.mark.parametrize("points", sequences, ids=[", then ".join(point.name for point in points) for points in sequences])
+    cases = [
+        pytest.param(points, id=", then ".join(point.name for point in points), marks=pytest.mark.slow if number else ())
+        for number, points in enumerate(sequences)
+    ]
+    return pytest.mark.parametrize("points", cases)
 
 
 def halves(points: Sequence[Point]) -> tuple[Sequence[Point], Sequence[Point]]:

@@ -34,6 +34,7 @@ def test_every_source_file_is_a_unit():
     assert {unit.name for unit in native.UNITS} == {path.name for path in native.SOURCES.glob("*.cpp")} - {"blas_adapter.cpp"}
 
 
+@pytest.mark.slow
 def test_is_compiled_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with caplog.at_level(logging.INFO, "mlx_bulk"):
@@ -77,6 +78,7 @@ def test_a_changed_source_is_compiled_again(tmp_path: Path, monkeypatch: pytest.
     assert len(list((tmp_path / "mlx-bulk" / "kernels").iterdir())) == 2
 
 
+@pytest.mark.slow
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     (tmp_path / "mlx-bulk").write_text("a file stands where the folder should")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

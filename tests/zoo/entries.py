@@ -65,7 +65,9 @@ NOT_QUANTIZED = {
     "llama4_text": "its head is a product with the embedding's packed weights",
     "prism_hadamard_qwen35": "its weights are of two bits, or it is none",
 }
-SLOW = ("gemma3n",)  # whose network and twin take seconds to build and to try
+# One of each kind of cache, and one with experts; the others of the core are slow.
+QUICK = ("llama", "qwen3_moe", "deepseek_v3", "gemma3_text", "gpt_oss", "lfm2", "mamba2", "rwkv7")
+SLOW = tuple(name for name in CORE if name not in QUICK)
 PLENTY = 1 << 40  # bytes
 
 

@@ -27,7 +27,7 @@ ROPED = ("llama dynamic", "llama yarn", "phi3 longrope")
 BY_CALL = tuple(name for name in ROPES if name.endswith("dynamic"))
 
 
-@pytest.mark.parametrize("name", WINDOWED if EVERY else SOME)
+@pytest.mark.parametrize("name", parameters(WINDOWED if EVERY else SOME, slow=SOME[1:]))
 def test_rows_grow_across_the_border_of_the_window_and_far_beyond(name: str):
     assert name in WINDOWED
     found = generating(small(entry(name).setup), entry(name).alone, requests(LENGTHS, TOKENS))
@@ -35,7 +35,7 @@ def test_rows_grow_across_the_border_of_the_window_and_far_beyond(name: str):
     assert found.whole <= DECODE_TOLERANCE or name in DECODES_OTHERWISE
 
 
-@pytest.mark.parametrize("name", parameters([*CONFIGS, *WIDE] if EVERY else LONG, slow=("qwen3_next",)))
+@pytest.mark.parametrize("name", parameters([*CONFIGS, *WIDE] if EVERY else LONG, slow=("qwen3_next", "gemma3_text wide")))
 def test_rows_grow_across_what_caches_grow_by(name: str):
     """Of 256 tokens: also with a window that a cache has grown to only in its second step."""
     found, alone = entry(name), entry(name).alone
@@ -59,7 +59,7 @@ def test_who_runs_a_model_whose_logprobs_depend_on_its_calls_is_told(name: str, 
     assert ("depend on the calls in which a text is fed (chunks: logprobs change by" in caplog.text) is told
 
 
-@pytest.mark.parametrize("name", ROPES if EVERY else ROPED)
+@pytest.mark.parametrize("name", parameters(ROPES if EVERY else ROPED, slow=ROPED[1:]))
 def test_scaled_positions_count_from_each_rows_start(name: str):
     found, alone = entry(name), entry(name).alone
     assert found.about["way"] == ("exact" if name in BY_CALL else "padded"), found.about["reason"]

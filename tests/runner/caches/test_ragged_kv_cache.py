@@ -115,7 +115,7 @@ def test_logits_are_those_of_batches_in_mlx_lm(name: str, story: Callable[[Any],
     np.testing.assert_allclose(story(network), truth, rtol=0, atol=2e-4)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [NAMES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[1:])])
 @pytest.mark.parametrize("story", [a_long_decode, rows_that_leave_and_join, forks_of_forks, copies_that_go_on_apart])
 def test_layers_that_the_kernel_leaves_alone_get_copies(name: str, story: Callable[[Any], Logits], monkeypatch: pytest.MonkeyPatch):
     truth = story(tiny.build(name))

@@ -93,8 +93,8 @@ without_fault = functools.cache(shown)
     ("name", "module", "function", "fault", "way"),
     [
         pytest.param("Qwen3-Next-80B-A3B", qwen3_next, "create_attention_mask", in_decode, "exact", marks=pytest.mark.slow),
-        ("gemma-3-27b", gemma3_text, "create_attention_mask", in_decode, "exact"),
-        ("gemma-3-27b", gemma3_text, "create_attention_mask", beyond_the_window, "exact"),
+        pytest.param("gemma-3-27b", gemma3_text, "create_attention_mask", in_decode, "exact", marks=pytest.mark.slow),
+        pytest.param("gemma-3-27b", gemma3_text, "create_attention_mask", beyond_the_window, "exact", marks=pytest.mark.slow),
         pytest.param("gemma-3-27b", gemma3_text, "create_attention_mask", of_sliding_layers, "exact", marks=pytest.mark.slow),
         pytest.param("gemma-3-27b", gemma3_text, "create_attention_mask", of_full_layers, "exact", marks=pytest.mark.slow),
         pytest.param("Qwen3-Next-80B-A3B", qwen3_next, "create_ssm_mask", no_mask, "joined", marks=pytest.mark.slow),
@@ -172,6 +172,7 @@ def test_a_twin_is_tried_once(built: list[int], folder: Path):
     assert (len(built), len(list(folder.iterdir()))) == (1, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
@@ -215,7 +216,7 @@ def test_another_source_of_ours_has_another_twin(built: list[int], monkeypatch: 
     assert len(built) == 2
 
 
-@pytest.mark.parametrize("damage", [b"", b"{}", b'{"way": "padded"}', None])
+@pytest.mark.parametrize("damage", [b"", *(pytest.param(damage, marks=pytest.mark.slow) for damage in (b"{}", b'{"way": "padded"}', None))])
 def test_a_damaged_memory_counts_as_missing(built: list[int], folder: Path, damage: bytes | None):
     first = capabilities_of(of(LLAMA))
     (kept,) = folder.iterdir()
@@ -244,6 +245,7 @@ def one_size(window: int | None) -> LanguageModel:
     return of(config if window else {k: v for k, v in config.items() if k != "sliding_window"}, network)
 
 
+@pytest.mark.slow
 def test_a_small_model_without_a_twin_goes_through_its_checks_itself(monkeypatch: pytest.MonkeyPatch, folder: Path):
     found = capabilities_of(one_size(12))
     assert (found.way, found.on, found.no_twin) == ("padded", "weights", "no twin (kernels for 128 alone)")

@@ -19,6 +19,7 @@ from mlx_bulk.runner.layers.lm_head import Head
 from ..support import tiny
 from ..support.tiny import EXACT, PADDED, VOCABULARY, WINDOW, Network, as_it_came, build
 
+QUICK = ("llama", "gemma3_text", "mamba2")  # a model of each kind of cache
 ALLOWED = 1e-4
 
 
@@ -26,7 +27,7 @@ def difference(network: Network, way: Way, head: bool = True, chunked: bool = Tr
     return batch_difference(SingleRows(network), VOCABULARY, way, WINDOW, ALLOWED, Head(network) if head else None, chunked)
 
 
-@pytest.mark.parametrize("name", PADDED)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in PADDED])
 def test_models_right_in_padded_batches_are_found_right(name: str):
     assert difference(build(name), "padded") <= ALLOWED
 

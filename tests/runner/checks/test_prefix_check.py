@@ -96,6 +96,7 @@ def off_by_one(cls: Any, caches: Any) -> Any:
 right = BatchRotatingKVCache.merge
 
 
+@pytest.mark.slow
 def test_a_fault_beyond_a_window_is_found_on_the_twin_and_nothing_is_shared(monkeypatch: pytest.MonkeyPatch):
     assert try_twin(twin(uncomputed(CONFIGS["gemma-3-27b"]), CONFIGS["gemma-3-27b"])).unshared == ""
     monkeypatch.setattr(BatchRotatingKVCache, "merge", classmethod(off_by_one))

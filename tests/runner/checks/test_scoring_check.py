@@ -106,7 +106,7 @@ def test_a_shortcut_that_is_wrong_is_not_taken(fault: type[Around], head: bool, 
     assert any(said.startswith(reason) for said in found.reasons), found.reasons
 
 
-@pytest.mark.parametrize(("share", "dtype"), [(3e-4, mx.float32), (1e-4, mx.float32), (0.1, mx.bfloat16), (0.1, mx.float16)])
+@pytest.mark.parametrize(("share", "dtype"), [(3e-4, mx.float32), (2e-4, mx.float32), (0.1, mx.bfloat16), (0.1, mx.float16)])
 def test_a_pad_that_changes_logprobs_by_more_than_rounding_is_no_shortcut(share: float, dtype: mx.Dtype):
     clean = _as("llama", dtype)
     assert found_for(clean).right_padded

@@ -12,6 +12,7 @@ from ..support.naive_truth import assert_decode_is_echo, assert_echo_is_naive, a
 from ..support.tiny import CONFIGS, EXACT, LENGTHS, PADDED, VOCABULARY, WINDOW, Chain, build, prompts_of
 from ..support.tiny_runs import engine_of, greedy, request, run, setup_of
 
+QUICK = ("llama", "gemma3_text", "mamba2")  # a model of each kind of cache
 WAYS = [
     *((name, "padded") for name in PADDED),
     *((name, "exact") for name in (*EXACT, "llama", "mamba2")),
@@ -21,7 +22,7 @@ WAYS = [
 TWICE = 4e-4  # two logprobs, each off by 2e-4, may change places
 
 
-@pytest.mark.parametrize(("name", "way"), WAYS)
+@pytest.mark.parametrize(("name", "way"), [pytest.param(*each, marks=() if each[0] in QUICK else pytest.mark.slow) for each in WAYS])
 def test_mixed_lengths_are_as_each_row_alone(name: str, way: str):
     network, prompts = build(name), prompts_of()
     outcomes = run(setup_of(network, way), greedy(prompts))
@@ -31,7 +32,7 @@ def test_mixed_lengths_are_as_each_row_alone(name: str, way: str):
     assert_decode_is_echo(network, prompts, outcomes)
 
 
-@pytest.mark.parametrize("name", PADDED)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in PADDED])
 def test_chunks_of_a_prefill_change_nothing(name: str):
     network, prompts = build(name), prompts_of()
     outcomes = run(setup_of(network, tokens=10), greedy(prompts, max_tokens=4))  # two or three tokens a row in a chunk
@@ -40,7 +41,9 @@ def test_chunks_of_a_prefill_change_nothing(name: str):
     assert_decode_is_echo(network, prompts, outcomes)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "lfm2"])
+@pytest.mark.parametrize(
+    "name", ["llama", pytest.param("gemma3_text", marks=pytest.mark.slow), pytest.param("lfm2", marks=pytest.mark.slow)]
+)
 def test_neither_batch_size_nor_order_of_rows_changes_results(name: str):
     network, prompts = build(name), prompts_of()
     requests = greedy(prompts)
@@ -52,7 +55,13 @@ def test_neither_batch_size_nor_order_of_rows_changes_results(name: str):
 
 
 @pytest.mark.parametrize("tokens", [7, 512])
-@pytest.mark.parametrize("lengths", [(1, 3, 2, 6), (WINDOW - 1, WINDOW, WINDOW + 1, 2), (40, 5, 30, 1), (1, 1, 2, 1)])
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        (WINDOW - 1, WINDOW, WINDOW + 1, 2),
+        *(pytest.param(lengths, marks=pytest.mark.slow) for lengths in ((1, 3, 2, 6), (40, 5, 30, 1), (1, 1, 2, 1))),
+    ],
+)
 def test_decode_crosses_the_border_of_a_sliding_window(lengths: tuple[int, ...], tokens: int):
     network, prompts = build("gemma3_text"), prompts_of(lengths, seed=3)
     outcomes = run(setup_of(network, rows=4, tokens=tokens), greedy(prompts, max_tokens=3 * WINDOW))

@@ -85,6 +85,7 @@ def test_static_batches_of_rows_with_pictures_give_the_same_bits():
     assert_same(pictures.setup(wanted=WANTED, static=True), pictures.requests(SAMPLINGS["sampled"], 2), eos=(4, 9))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("generic")
 def test_policies_between_groups_give_the_same_bits():
     """Another policy samples the second window; then the model itself again."""
@@ -107,7 +108,7 @@ def test_policies_between_groups_give_the_same_bits():
 
 
 @pytest.mark.usefixtures("generic")
-@pytest.mark.parametrize("way", ["padded", "exact", "alone"])
+@pytest.mark.parametrize("way", ["padded", pytest.param("exact", marks=pytest.mark.slow), pytest.param("alone", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", SAMPLINGS)
 def test_rows_that_leave_and_join_give_the_same(name: str, way: str):
     """Rows leave a step later, and so a product has other rows beside them: the last bits may differ, as they do between batch sizes."""
@@ -151,6 +152,7 @@ def test_a_step_is_sent_before_the_one_before_is_read(monkeypatch: pytest.Monkey
     assert events == expected  # 4 steps for 4 tokens: a row at its limit takes no further one
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("generic")
 def test_memory_that_runs_out_in_flight_loses_no_row_and_repeats_none(monkeypatch: pytest.MonkeyPatch):
     truth = outcomes_of(setup_of(build("llama")), asked(SAMPLINGS["sampled"]))

@@ -51,7 +51,7 @@ MOMENTS: dict[str, Refuses] = {
 }
 
 
-@pytest.mark.parametrize("asked", [greedy(PROMPTS), DRAWN], ids=["greedy", "samples"])
+@pytest.mark.parametrize("asked", [pytest.param(greedy(PROMPTS), id="greedy", marks=pytest.mark.slow), pytest.param(DRAWN, id="samples")])
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_results_are_the_same_wherever_memory_runs_out(moment: str, asked: list[Request]):
     outcomes, engine, network = outcomes_in(MOMENTS[moment], asked)
@@ -72,7 +72,7 @@ JOINS: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("moment", JOINS)
 def test_no_sample_is_lost_where_memory_runs_out_between_two_calls(moment: str, number: int, monkeypatch: pytest.MonkeyPatch):
     place, name = JOINS[moment]

@@ -95,8 +95,8 @@ def test_where_no_row_decodes_calls_are_as_large_as_ever():
 @pytest.mark.parametrize(
     ("name", "way"),
     [
-        *(pytest.param(name, "padded", marks=() if name in ("llama", "lfm2") else pytest.mark.slow) for name in PADDED),
-        *((name, "joined") for name in JOINED),
+        *(pytest.param(name, "padded", marks=() if name == "lfm2" else pytest.mark.slow) for name in PADDED),
+        *(pytest.param(name, "joined", marks=pytest.mark.slow) for name in JOINED),
     ],
 )
 def test_outcomes_are_those_of_each_row_alone(name: str, way: str):
@@ -107,6 +107,7 @@ def test_outcomes_are_those_of_each_row_alone(name: str, way: str):
     assert_greedy_as_alone(network, [rows[one.row].prompt.ids.tolist() for one in found], found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [False, True])
 def test_drawn_samples_and_figures_are_those_of_drained_prefills(monkeypatch: pytest.MonkeyPatch, ahead: bool):
     for module in (draw, logprobs) if ahead else ():
@@ -123,7 +124,7 @@ def counts(setup: Setup, requests: Sequence[Request]) -> tuple[list[Generated], 
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("tokens", [BUDGET, 2, 50])
+@pytest.mark.parametrize("tokens", [BUDGET, *(pytest.param(tokens, marks=pytest.mark.slow) for tokens in (2, 50))])
 def test_shared_prefixes_are_computed_once_and_between_steps(ahead: bool, tokens: int):
     requests = shared_prompts.requests(shared_prompts.prompts())
     setup = beside(build("llama"), rows=6, shared_prompts=True, prefill_tokens=tokens, ahead=ahead)
@@ -176,7 +177,7 @@ def test_caches_of_a_half_done_prefill_stay_within_the_budget_beside_those_that_
 
 
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("moment", ["prefill", "decode"])
+@pytest.mark.parametrize("moment", ["prefill", pytest.param("decode", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("number", [2, pytest.param(5, marks=pytest.mark.slow)])
 def test_memory_that_runs_out_in_the_middle_of_a_prefill_loses_no_row_and_repeats_none(moment: str, number: int, shared: bool):
     """The ``number``-th call of a kind, counted between the calls of a prefill beside rows that decode."""

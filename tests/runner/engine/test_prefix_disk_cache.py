@@ -135,14 +135,13 @@ def other_tokens(path: Path) -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        flipped,
-        other_tokens,
-        lambda path: path.write_bytes(b""),
-        lambda path: path.write_bytes(path.read_bytes()[:-9]),
-        lambda path: path.write_bytes(b"x" * 300),
-        lambda path: mx.save_safetensors(str(path), {"ids": mx.zeros(3)}),
+        pytest.param(flipped, id="a bit"),
+        pytest.param(other_tokens, id="another's"),
+        pytest.param(lambda path: path.write_bytes(b""), id="empty", marks=pytest.mark.slow),
+        pytest.param(lambda path: path.write_bytes(path.read_bytes()[:-9]), id="torn", marks=pytest.mark.slow),
+        pytest.param(lambda path: path.write_bytes(b"x" * 300), id="no safetensors", marks=pytest.mark.slow),
+        pytest.param(lambda path: mx.save_safetensors(str(path), {"ids": mx.zeros(3)}), id="of others", marks=pytest.mark.slow),
     ],
-    ids=["a bit", "another's", "empty", "torn", "no safetensors", "of others"],
 )
 def test_a_damaged_file_gives_one_warning_and_is_replaced(damage: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture):
     first, computed = generated(of(tmp_path))

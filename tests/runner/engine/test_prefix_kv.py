@@ -23,7 +23,7 @@ from ..support.small_memory import Refuses, Tight, cached
 from ..support.tiny import JOINED, PADDED, build, prompts_of
 from ..support.tiny_runs import engine_of, request, run, setup_of
 
-QUICK = ("llama", "gemma3_text", "mixtral", "mamba2")  # a model of each kind of cache, and one with experts
+QUICK = ("llama", "gemma3_text", "mamba2")  # a model of each kind of cache
 ALL = LogprobOptions(echo=True, top=3, stats=True)
 ONCE = SYSTEM + sum(DOCUMENTS) + 3 * sum(n - 1 for n in TAILS) + sum(n - 1 for n in OTHERS) + 2 * (TAILS[2] - 1)  # tokens to be fed
 
@@ -50,7 +50,8 @@ def with_shared_prefixes(setup: Setup, asked: Sequence[Request]) -> tuple[list[G
     ("name", "way"),
     [
         *(pytest.param(name, "padded", marks=() if name in QUICK else pytest.mark.slow) for name in PADDED),
-        *((name, "joined") for name in (*JOINED, "lfm2")),
+        *((name, "joined") for name in JOINED),
+        pytest.param("lfm2", "joined", marks=pytest.mark.slow),
     ],
 )
 def test_rows_are_as_alone_and_what_they_share_is_fed_once(name: str, way: str, tokens: int):
@@ -124,6 +125,7 @@ def test_only_prefixes_that_rows_still_need_are_kept(monkeypatch: pytest.MonkeyP
     assert engine.progress.prefilled == ONCE
 
 
+@pytest.mark.slow
 def test_caches_and_what_is_kept_stay_within_the_budget(kept: keeping.PrefixKV):
     network, most, seen = build("llama"), 500.0, list[float]()
     asked = [request(one.row, one.prompt.ids.tolist(), one.work.sampling, range(1 + 11 * (one.row % 2))) for one in requests(prompts())]
@@ -152,7 +154,7 @@ MOMENTS: dict[str, Refuses] = {
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 def test_results_are_the_same_wherever_memory_runs_out(moment: str, temperature: float):
     network, asked = Tight(build("llama"), MOMENTS[moment]), requests(prompts(), temperature)
     outcomes, engine = with_shared_prefixes(setup_of(network, rows=8, tokens=1024, head=None), asked)
@@ -177,6 +179,7 @@ def test_kept_prefixes_are_freed_before_the_next_try(kept: keeping.PrefixKV):
     assert left == [0]
 
 
+@pytest.mark.slow
 def test_where_a_prefix_and_one_row_do_not_fit_together_the_rest_of_the_window_shares_nothing(
     caplog: pytest.LogCaptureFixture, kept: keeping.PrefixKV
 ):

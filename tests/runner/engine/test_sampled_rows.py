@@ -93,7 +93,7 @@ def test_seeded_rows_depend_on_neither_batch_size_nor_order(name: str):
 @pytest.mark.parametrize(
     ("name", "way"), [("llama", "padded"), ("gemma3_text", "padded"), ("lfm2", "padded"), ("mamba", "exact"), ("llama", "alone")]
 )
-@pytest.mark.parametrize("samples", [3, 7])
+@pytest.mark.parametrize("samples", [3, pytest.param(7, marks=pytest.mark.slow)])
 def test_samples_of_one_prefill_are_as_each_alone(name: str, way: str, samples: int):
     """Seven samples for four slots: the rest waits for room, with the prompt's cache kept aside."""
     network = build(name)

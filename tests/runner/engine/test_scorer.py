@@ -17,6 +17,8 @@ from ..support.score_calls import TEXTS, Calls, ragged_choices, setup
 from ..support.tiny import CONFIGS, VOCABULARY, Chain, build, prompts_of, random_chain
 from ..support.tiny_runs import documents, passage, scored, scored_with, setup_of
 
+QUICK = ("llama", "gemma3_text", "mamba2")  # a model of each kind of cache
+
 
 @pytest.mark.parametrize("split", [True, False])
 @pytest.mark.parametrize("name", CONFIGS)
@@ -26,13 +28,16 @@ def test_ragged_documents_score_as_in_a_full_forward(name: str, split: bool):
     assert_scores_are_naive(build(name), asked, scored(of if split else replace(of, head=None), asked))
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CONFIGS])
 def test_prompts_that_share_examples_and_choices_that_share_prompts_score_as_in_full_forwards(name: str):
     asked = ragged_choices()
     work = Scorer(setup(name, rows=8, tokens=128))
     outcomes = [o for o in scored_with(work, asked) if isinstance(o, Scored)]
     assert_scores_are_naive(build(name), asked, outcomes)
     assert work.progress.prefilled < 0.25 * sum(len(p.ids) for r in asked for p in r.passages)  # shared indeed
+
+
+QUICK = ("llama", "gemma3_text", "mamba2")  # a model of each kind of cache
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -188,7 +188,7 @@ REASONS = {
     "no tensors": "holds no adapters.safetensors",
     "config no JSON": "",
     "other shapes": "does not match model parameter shape",
-    "a tensor is missing": "adapters.safetensors lacks model.layers.2",
+    "a tensor is missing": "adapters.safetensors lacks model.layers.0",
     "one too many": "not an adapter parameter in the model",
     "NaN": "holds NaN",
     "logits overflow": "its logits are NaN or infinite",

@@ -13,8 +13,8 @@ from ..support.policies import PER_SHARD, SAMPLES, SHARDS, WANTED, Run, assert_e
 from ..support.tiny_runs import engine_of
 
 
-@pytest.mark.parametrize("kind", ["lora", "dora", "full"])
-@pytest.mark.parametrize("way", ["padded", "exact", "beside"])
+@pytest.mark.parametrize("kind", ["lora", pytest.param("dora", marks=pytest.mark.slow), "full"])
+@pytest.mark.parametrize("way", ["padded", pytest.param("exact", marks=pytest.mark.slow), pytest.param("beside", marks=pytest.mark.slow)])
 def test_an_update_in_the_middle_of_a_job(kind: str, way: str, tmp_path: Path):
     """beside: rows decode between the calls of a prefill."""
     watch = tmp_path / "adapters"

@@ -56,6 +56,7 @@ _limits = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(_requests(), _limits)
 def test_no_batch_ends_within_a_picture(requests: list[ScoreRequest], limits: Limits) -> None:
