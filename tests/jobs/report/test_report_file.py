@@ -13,6 +13,7 @@ from ..support.bench import Bench
 # ------------------------------------------------------------------------------------------------------- at the end of a run
 
 
+@pytest.mark.usefixtures("no_charts")
 @pytest.mark.draws
 def test_a_run_writes_it_at_its_end(bench: Bench):
     done = bench.run()
@@ -85,6 +86,7 @@ def test_a_signal_while_it_is_drawn_changes_nothing(bench: Bench, monkeypatch: p
 # ------------------------------------------------------------------------------------------------------------ where it goes
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_where_it_goes(bench: Bench):
     done = bench.run()
     (bench.root / "pages").mkdir()
@@ -95,6 +97,7 @@ def test_where_it_goes(bench: Bench):
     assert not (done.output / "report.html").exists()
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_no_device_or_pipe_is_replaced(bench: Bench):
     done, pipe = bench.run(), bench.root / "pipe"
     os.mkfifo(pipe)
