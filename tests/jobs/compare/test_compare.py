@@ -195,6 +195,7 @@ def test_runs_of_unlike_jobs_share_no_documents(bench: Bench):
     assert shown.stdout.splitlines()[-1] == f"Note: {found.notes[0]}."
 
 
+@pytest.mark.slow
 def test_rollouts_side_by_side(bench: Bench):
     """Statistics are a row each, whatever nests them in the file; rewards of the same samples have their difference."""
     rows = [{"q": row["q"], "answer": "4"} for row in ROWS]

@@ -66,6 +66,7 @@ def test_a_chat_is_rated_in_the_reward_models_own_template(bench: Bench, tmp_pat
     assert [record["reward"] for record in done.records] == pytest.approx([-2 * record["rewards"]["own"] for record in done.records])
 
 
+@pytest.mark.slow
 def test_functions_and_models_stand_in_the_configs_order_and_the_best_is_of_their_sum(bench: Bench, rater: Path, tmp_path: Path):
     other = write_reward_model(tmp_path / "other", seed=1, model_type="qwen3", tie_word_embeddings=False)
     rewards = [{"model": str(rater)}, {"fn": f"{rewards_file(bench)}:vowels", "weight": 0.5}, {"model": str(other), "weight": 0.25}]

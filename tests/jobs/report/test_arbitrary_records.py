@@ -131,7 +131,7 @@ def page_of(name: str, drawn: st.DataObject, patched: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("name", JOBS)
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(drawn=st.data())
 def test_a_report_is_drawn_of_any_records(name: str, drawn: st.DataObject):
     with pytest.MonkeyPatch.context() as patched:

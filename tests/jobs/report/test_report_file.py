@@ -57,7 +57,11 @@ def test_a_page_that_an_earlier_start_left_is_drawn_again(bench: Bench, monkeypa
             "the charts could not be drawn (exit code 1): ModuleNotFoundError: No module named 'vl_convert_is_gone'",
         ),
         ("raise ImportError(\"No module named 'vl_convert'\")", "charts need vl-convert-python, which is not installed: pip install"),
-        ("import sys; sys.stdin.read(); import threading; threading.Event().wait()", "the charts were not drawn within 1 s"),
+        pytest.param(
+            "import sys; sys.stdin.read(); import threading; threading.Event().wait()",
+            "the charts were not drawn within 1 s",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_failed_report_fails_no_run(bench: Bench, monkeypatch: pytest.MonkeyPatch, code: str, why: str):

@@ -73,6 +73,7 @@ def test_bos_before_every_window_counts_as_fed_and_is_recorded_once(bench: Bench
     assert_close(done.records[0]["token_logprobs"], expected)
 
 
+@pytest.mark.slow
 def test_gemma_gets_bos_before_every_window(tmp_path: Path) -> None:
     gemma = write_checkpoint(tmp_path / "gemma", {**LLAMA, "model_type": "gemma", "tie_word_embeddings": True})
     bench = Bench(tmp_path, gemma)

@@ -168,7 +168,7 @@ def in_its_batch(command: list[str]) -> "subprocess.Popen[str]":
     return process
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)])
 def test_a_signal_to_the_supervisor_is_sent_on(tmp_path: Path, number: int, code: int):
     process = in_its_batch(simulated(tmp_path, wait=True))
     process.send_signal(number)
