@@ -15,7 +15,7 @@ from ...encoder_checkpoints import tiny_bert, tiny_modernbert, tiny_roberta
 from ...runner.support.small_tokenizers import demo
 
 KINDS = {"bert": tiny_bert, "roberta": tiny_roberta, "modernbert": tiny_modernbert}
-LONG = "how many apples cost more than two dogs each day and is that good or bad in total " * 3
+LONG = "how many apples cost more than two dogs each day and is that good or bad in total " * 2
 PAIRS = [
     ("how many apples", "two each day"),
     ("cats", LONG),
@@ -94,7 +94,7 @@ def test_an_input_without_a_token_is_an_error() -> None:
 
 
 def test_a_hundred_thousand_characters_are_cut(tokenizer: Tokenizer) -> None:
-    one, cut = InputEncoder(tokenizer, 64, "auto", types=True).pair("how many", LONG * 450)
+    one, cut = InputEncoder(tokenizer, 64, "auto", types=True).pair("how many", LONG * 675)
     assert (len(one.ids), cut) == (64, True)
 
 
