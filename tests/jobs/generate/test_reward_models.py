@@ -133,6 +133,7 @@ def test_batches_shrink_where_memory_runs_out(bench: Bench, rater: Path, monkeyp
     assert "from now on at most" in done.stderr
 
 
+@pytest.mark.slow
 def test_rollouts_in_memory_are_rated_too(bench: Bench, rater: Path):
     path = bench.write_config(
         job="rollout",
@@ -148,6 +149,7 @@ def test_rollouts_in_memory_are_rated_too(bench: Bench, rater: Path):
         assert record["rewards"]["length"] == record["completion_tokens"]
 
 
+@pytest.mark.slow
 def test_another_reward_model_is_refused_and_one_that_moved_goes_on(bench: Bench, tmp_path: Path):
     model = write_reward_model(tmp_path / "a" / "rater")
     begun = roll(bench, rewards=[{"model": str(model)}])

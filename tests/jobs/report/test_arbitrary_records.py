@@ -34,6 +34,7 @@ JOBS: dict[str, Record] = {
     "generate": {"job": "generate", "prompt": {"text": "{{ q }}"}, "logprobs": {**TOKENS, "prompt": True}},
     "rollout": {"job": "rollout", "prompt": {"text": "{{ q }}"}, "rewards": [{"fn": "length"}, {"fn": "length", "name": "twice"}]},
 }
+QUICK = ("text", "generate", "rollout")
 MODEL = Checkpoint(Path("model"), None, {})
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 LOGPROBS = st.one_of(st.floats(-40, 0, width=32), st.sampled_from([float("-inf"), 0.0]))
@@ -130,7 +131,7 @@ def page_of(name: str, drawn: st.DataObject, patched: pytest.MonkeyPatch) -> Non
     assert [sample["name"].split(" · ")[0] for sample in shown] == [f"row {row}" for row in range(len(records))]
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in JOBS])
 @settings(max_examples=5)
 @given(drawn=st.data())
 def test_a_report_is_drawn_of_any_records(name: str, drawn: st.DataObject):

@@ -63,7 +63,7 @@ def test_all_that_a_function_started_ends_with_it(tmp_path: Path, starts: str, e
     assert ratings.errors["f"] in (["timeout: no answer within 0.5 seconds"], ["died: its process ended with exit code 9"])
 
 
-@pytest.mark.parametrize("takes", ["full = b'x' * 300_000_000; os.read(pipe, 1)", "os.system(HOG)"])
+@pytest.mark.parametrize("takes", ["os.system(HOG)", pytest.param("full = b'x' * 300_000_000; os.read(pipe, 1)", marks=pytest.mark.slow)])
 def test_memory_is_limited_with_that_of_what_a_function_starts(tmp_path: Path, takes: str):
     file = written(
         tmp_path,

@@ -18,8 +18,15 @@ from ..support.score_truth import DOCUMENTS, LONG, PROMPT, assert_close, documen
 # ------------------------------------------------------------------------------------------------------------ documents
 
 
-@pytest.mark.parametrize("context", ["auto", 7, 1])
-@pytest.mark.parametrize("prefix", ["bos", "none"])
+@pytest.mark.parametrize(
+    ("context", "prefix"),
+    [
+        ("auto", "bos"),
+        (7, "none"),
+        (1, "bos"),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("auto", "none"), (7, "bos"), (1, "none"))),
+    ],
+)
 def test_documents_have_the_logprobs_of_naive_forwards(bench: Bench, network: Any, context: int | str, prefix: str) -> None:
     done = documents(bench, DOCUMENTS, {"context": context, "prefix": prefix})
     assert done.code == 0

@@ -44,6 +44,7 @@ def test_the_command_s_process_does_not_import_pytorch(torch_found: Path):
     assert (done.stdout, done.returncode) == ("False True\n", 0), done.stderr
 
 
+@pytest.mark.slow
 def test_a_process_that_is_not_the_command_s_keeps_its_pytorch():
     program = PROGRAM.split("import mlx_lm")[0].format(claim="")
     found = "from transformers.utils import is_torch_available, import_utils\nimport importlib.util\n"
