@@ -1,13 +1,14 @@
 """Tiny reward models on disk: a random body of mlx-lm's with a score of one label, and the demo's tokenizer. And what they must give."""
 
 import json
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map_with_path
-from mlx_bulk.runner.text.tokenizer import load_tokenizer
+from mlx_bulk.runner.text.tokenizer import Tokenizer, load_tokenizer
 
 from .checkpoints import LLAMA, copy_tokenizer
 
@@ -46,13 +47,20 @@ def _body(config: dict[str, Any]) -> Any:
 
 def reward_of(folder: Path, text: str) -> float:
     """The reward of a text by itself: one pass of mlx-lm's body, and the score of the last token that is no pad."""
+    body, score, tokenizer, pad = _rater(folder, (folder / "model.safetensors").stat().st_mtime_ns)
+    ids = tokenizer.encode_text(text).ids.tolist()
+    last = max((at for at, token in enumerate(ids) if token != pad), default=0)
+    return float((body(mx.array([ids]))[0, last] @ score[0]).item())
+
+
+@lru_cache(maxsize=2)
+def _rater(folder: Path, _: int) -> tuple[Any, mx.array, Tokenizer, int]:
+    """A reward model's body, score and tokenizer, and its pad. Another time of its weights names another model."""
     config = json.loads((folder / "config.json").read_text())
     weights: Any = mx.load(str(folder / "model.safetensors"))
     score, body = weights.pop("score.weight"), _body(config)
     body.load_weights([(name.removeprefix("model."), array) for name, array in weights.items()])
-    ids = load_tokenizer(folder, None, {}, False).encode_text(text).ids.tolist()
-    last = max((at for at, token in enumerate(ids) if token != config["pad_token_id"]), default=0)
-    return float((body(mx.array([ids]))[0, last] @ score[0]).item())
+    return body, score, load_tokenizer(folder, None, {}, False), config["pad_token_id"]
 
 
 def chat_text(folder: Path, messages: list[dict[str, Any]]) -> str:

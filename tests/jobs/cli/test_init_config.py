@@ -27,6 +27,7 @@ FEWER = {
     "classify": "data.limit=2",
     "sweep": "base.data.limit=2",
 }
+QUICK = ("generate", "embed")
 
 
 def printed(*arguments: str) -> str:
@@ -42,7 +43,7 @@ def test_there_is_one_for_each_job():
     assert list(choice.choices) == list(EXAMPLES)
 
 
-@pytest.mark.parametrize("job", EXAMPLES)
+@pytest.mark.parametrize("job", [pytest.param(job, marks=() if job in QUICK else pytest.mark.slow) for job in EXAMPLES])
 def test_it_runs_as_it_is(job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     Path("job.yaml").write_text(printed(job), encoding="utf-8")

@@ -144,7 +144,8 @@ def test_a_run_with_closed_streams_is_complete(bench: Bench):
     assert bench.run().last_line.startswith("complete already")
 
 
-@pytest.mark.parametrize("command", [(INSTALLED,), pytest.param(MODULE, marks=pytest.mark.slow)], ids=["script", "module"])
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [(INSTALLED,), MODULE], ids=["script", "module"])
 def test_the_command_as_a_process(bench: Bench, command: tuple[str, ...]):
     path = bench.write_config()
     done = subprocess.run([*command, "run", str(path), "-q"], capture_output=True, text=True, check=False, cwd=bench.root)
@@ -156,13 +157,13 @@ def test_the_command_as_a_process(bench: Bench, command: tuple[str, ...]):
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["--help"], 0, "Commands:"),
+        pytest.param(["--help"], 0, "Commands:", marks=pytest.mark.slow),
         (["run", "--help"], 0, "--overwrite"),
-        (["export", "--help"], 0, "--partial"),
-        (["status", "--help"], 0, "--json"),
+        pytest.param(["export", "--help"], 0, "--partial", marks=pytest.mark.slow),
+        pytest.param(["status", "--help"], 0, "--json", marks=pytest.mark.slow),
         (["init", "sweep"], 0, "job: sweep"),
-        (["--version"], 0, ", version "),
-        (["run", "typo.yaml"], 2, "no such file"),
+        pytest.param(["--version"], 0, ", version ", marks=pytest.mark.slow),
+        pytest.param(["run", "typo.yaml"], 2, "no such file", marks=pytest.mark.slow),
         (["run", "wrong.yaml"], 2, "did you mean sampling.temperature?"),
     ],
 )

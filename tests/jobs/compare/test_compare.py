@@ -56,6 +56,12 @@ def other(bench: Bench) -> Path:
     return write_checkpoint(bench.root / "other", LLAMA | {"num_hidden_layers": 1})
 
 
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
+    """A complete run of the standard job."""
+    return Bench(tmp_path_factory.mktemp("generated"), model).run().output
+
+
 def test_two_models_on_the_same_documents(bench: Bench, model: Path, other: Path):
     a, b = scored(bench, "a"), scored(bench, "b", model={"path": str(other)})
     found = compare_runs(a, b, 3)
@@ -195,6 +201,7 @@ def test_runs_of_unlike_jobs_share_no_documents(bench: Bench):
     assert shown.stdout.splitlines()[-1] == f"Note: {found.notes[0]}."
 
 
+@pytest.mark.slow
 def test_rollouts_side_by_side(bench: Bench):
     """Statistics are a row each, whatever nests them in the file; rewards of the same samples have their difference."""
     rows = [{"q": row["q"], "answer": "4"} for row in ROWS]
@@ -246,8 +253,8 @@ def test_json_holds_everything_and_no_number_that_json_lacks(bench: Bench, other
         ("damaged", "its run.json cannot be read (it is damaged"),
     ],
 )
-def test_a_folder_that_is_no_run_gives_one_line(bench: Bench, name: str, reason: str):
-    run = bench.run().output
+def test_a_folder_that_is_no_run_gives_one_line(bench: Bench, generated: Path, name: str, reason: str):
+    run = generated
     (bench.root / "empty").mkdir()
     (bench.root / "file").write_text("x")
     (bench.root / "damaged").mkdir()
@@ -269,7 +276,10 @@ def test_wrong_usage(bench: Bench):
 
 @pytest.mark.parametrize(
     ("job", "settings", "key", "values"),
-    [("embed", {"pooling": "mean"}, "pooling", ["mean", "cls"]), ("classify", {"true_token": "e"}, "false_token", [None, "a"])],
+    [
+        ("embed", {"pooling": "mean"}, "pooling", ["mean", "cls"]),
+        pytest.param("classify", {"true_token": "e"}, "false_token", [None, "a"], marks=pytest.mark.slow),
+    ],
 )
 def test_runs_of_pooling_models_are_compared_without_documents(
     bench: Bench, job: str, settings: dict[str, str], key: str, values: list[str | None]

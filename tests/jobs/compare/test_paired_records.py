@@ -198,7 +198,7 @@ documents = st.lists(st.tuples(st.floats(-50, 0), st.floats(-50, 0), st.integers
 
 
 @given(documents)
-@settings(deadline=None, max_examples=25)  # each writes two runs
+@settings(deadline=None, max_examples=15)  # each writes two runs
 def test_the_paired_error_is_that_of_the_ratio_estimate(
     tmp_path_factory: pytest.TempPathFactory, given_documents: list[tuple[float, float, int]]
 ):

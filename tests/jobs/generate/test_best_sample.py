@@ -59,6 +59,7 @@ def test_the_best_sample_of_each_group_is_recorded_with_the_rewards_of_all(bench
     assert (again.records, "4 groups" in again.stderr) == (done.records, True)
 
 
+@pytest.mark.slow
 def test_a_run_of_best_samples_is_sound_and_replays(bench: Bench):
     rewards = [{"fn": f"{rewards_file(bench, 'def f(completions): return [0.0, 1.0, 3.0, 2.0]')}:f"}]
     done = roll(bench, rewards=rewards, select="best", batch={"rows_per_shard": 2, "deterministic": True}, rows=ROWS[:2])

@@ -213,7 +213,7 @@ def test_a_call_that_is_required(thinker: Tokenizer) -> None:
         both.requests(Row(0, "k", {"q": "Hi"}))
 
 
-@pytest.mark.parametrize("budget", [0, 1, 20])
+@pytest.mark.parametrize("budget", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_run_with_a_budget(tmp_path: Path, budget: int) -> None:
     bench = Bench(tmp_path, write_thinker(tmp_path / "model"))
     prompt = {"user": "{{ q }}", "chat_template_args": {"thinking": "open"}}

@@ -56,14 +56,26 @@ def of_prompt(columns: dict[str, str]) -> dict[str, str]:
     [
         ({"sampling": {"temperature": 1.0}}, {**FRONT, **TOKENS, **OFFSETS, **BACK}),
         ({}, {**FRONT, **TOKENS, **SAMPLED, **OFFSETS, **BACK}),  # greedy is another distribution than the model's
-        ({"sampling": {"temperature": 1.0, "top_k": 5}}, {**FRONT, **TOKENS, **SAMPLED, **OFFSETS, **BACK}),
-        ({"sampling": {"temperature": 1.0, "columns": {"top_p": "q"}}}, {**FRONT, **TOKENS, **SAMPLED, **OFFSETS, **BACK}),
+        pytest.param(
+            {"sampling": {"temperature": 1.0, "top_k": 5}}, {**FRONT, **TOKENS, **SAMPLED, **OFFSETS, **BACK}, marks=pytest.mark.slow
+        ),
+        pytest.param(
+            {"sampling": {"temperature": 1.0, "columns": {"top_p": "q"}}},
+            {**FRONT, **TOKENS, **SAMPLED, **OFFSETS, **BACK},
+            marks=pytest.mark.slow,
+        ),
         (
             {"sampling": {"temperature": 1.0, "n": 2, "stop": "x", "columns": {"n": "q", "stop": "id"}}},
             {**FRONT, **TOKENS, **OFFSETS, **BACK},
         ),
-        ({"sampling": {"temperature": 1.0}, "logprobs": {"tokens": False}}, {**FRONT, **OFFSETS, **BACK}),
-        ({"sampling": {"temperature": 1.0}, "logprobs": {"top": 2}}, {**FRONT, **TOKENS, **TOP, **OFFSETS, **BACK}),
+        pytest.param(
+            {"sampling": {"temperature": 1.0}, "logprobs": {"tokens": False}}, {**FRONT, **OFFSETS, **BACK}, marks=pytest.mark.slow
+        ),
+        pytest.param(
+            {"sampling": {"temperature": 1.0}, "logprobs": {"top": 2}},
+            {**FRONT, **TOKENS, **TOP, **OFFSETS, **BACK},
+            marks=pytest.mark.slow,
+        ),
         (
             {"sampling": {"temperature": 1.0}, "logprobs": ALL_LOGPROBS},
             {**FRONT, **TOKENS, **TOP, **STATS, **OFFSETS, **BACK, **of_prompt({**TOKENS, **TOP, **STATS})},

@@ -66,6 +66,7 @@ def test_a_chat_is_rated_in_the_reward_models_own_template(bench: Bench, tmp_pat
     assert [record["reward"] for record in done.records] == pytest.approx([-2 * record["rewards"]["own"] for record in done.records])
 
 
+@pytest.mark.slow
 def test_functions_and_models_stand_in_the_configs_order_and_the_best_is_of_their_sum(bench: Bench, rater: Path, tmp_path: Path):
     other = write_reward_model(tmp_path / "other", seed=1, model_type="qwen3", tie_word_embeddings=False)
     rewards = [{"model": str(rater)}, {"fn": f"{rewards_file(bench)}:vowels", "weight": 0.5}, {"model": str(other), "weight": 0.25}]
@@ -132,6 +133,7 @@ def test_batches_shrink_where_memory_runs_out(bench: Bench, rater: Path, monkeyp
     assert "from now on at most" in done.stderr
 
 
+@pytest.mark.slow
 def test_rollouts_in_memory_are_rated_too(bench: Bench, rater: Path):
     path = bench.write_config(
         job="rollout",
@@ -147,6 +149,7 @@ def test_rollouts_in_memory_are_rated_too(bench: Bench, rater: Path):
         assert record["rewards"]["length"] == record["completion_tokens"]
 
 
+@pytest.mark.slow
 def test_another_reward_model_is_refused_and_one_that_moved_goes_on(bench: Bench, tmp_path: Path):
     model = write_reward_model(tmp_path / "a" / "rater")
     begun = roll(bench, rewards=[{"model": str(model)}])

@@ -74,7 +74,9 @@ def test_rewards_and_advantages_are_those_of_the_group(bench: Bench):
     assert any(record["advantage"] > 0 for record in done.records)
 
 
-@pytest.mark.parametrize("truncated", ["keep", "mask", "zero_reward"])
+@pytest.mark.parametrize(
+    "truncated", [pytest.param("keep", marks=pytest.mark.slow), "mask", pytest.param("zero_reward", marks=pytest.mark.slow)]
+)
 def test_samples_that_ended_by_length(bench: Bench, truncated: str):
     """Within two tokens the model ends only by chance, so nearly all samples are cut off."""
     rewards = [{"fn": f"{rewards_file(bench)}:vowels"}]
@@ -189,6 +191,7 @@ def test_changed_reward_functions_are_drift(bench: Bench):
     assert (changed.code, "rewards.vowels: the run has sha256" in changed.stderr) == (4, True)
 
 
+@pytest.mark.slow
 def test_a_sweep_takes_rollouts(bench: Bench):
     base: dict[str, Any] = {"job": "rollout", "model": {"path": str(bench.model)}, "prompt": {"text": "{{ q }}"}}
     base |= {"data": {"path": str(bench.write_rows(ROWS))}, "sampling": {"n": 2, "max_tokens": 3}, "drop_degenerate": True}
@@ -210,7 +213,7 @@ def test_a_sweep_takes_rollouts(bench: Bench):
     assert "mean reward" in (bench.root / "sweep/report.html").read_text()
 
 
-@pytest.mark.parametrize(("most", "stale"), [(2, True), (3, False)])
+@pytest.mark.parametrize(("most", "stale"), [(2, True), pytest.param(3, False, marks=pytest.mark.slow)])
 def test_groups_of_an_old_policy_are_marked(bench: Bench, monkeypatch: pytest.MonkeyPatch, most: int, stale: bool):
     newest_is(monkeypatch, 3)
     done = roll(bench, policy={"max_staleness": most})

@@ -1,8 +1,6 @@
 """Tests statistics and reports of arbitrary records: all are computed and drawn."""
 
-import json
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ from mlx_bulk.configs.jobs import ROW_JOBS
 from mlx_bulk.configs.schema import JobConfig
 from mlx_bulk.jobs.kinds import KINDS
 from mlx_bulk.jobs.report import page, run_page
-from mlx_bulk.jobs.report.charts import Chart
 from mlx_bulk.jobs.report.page import render_page
 from mlx_bulk.runner.files.checked_json import write_document
 from mlx_bulk.runner.files.file_stamp import sha256
@@ -24,6 +21,7 @@ from mlx_bulk.runner.store.paths import RunPaths
 
 from ...runner.support.small_tokenizers import demo
 from ..support.bench import Bench, Record
+from ..support.chart_stand_in import chart_names
 from ..support.run_states import RUN
 from ..support.score_runs import write_parts
 from .test_report import Reader, reported
@@ -36,6 +34,7 @@ JOBS: dict[str, Record] = {
     "generate": {"job": "generate", "prompt": {"text": "{{ q }}"}, "logprobs": {**TOKENS, "prompt": True}},
     "rollout": {"job": "rollout", "prompt": {"text": "{{ q }}"}, "rewards": [{"fn": "length"}, {"fn": "length", "name": "twice"}]},
 }
+QUICK = ("text", "generate", "rollout")
 MODEL = Checkpoint(Path("model"), None, {})
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 LOGPROBS = st.one_of(st.floats(-40, 0, width=32), st.sampled_from([float("-inf"), 0.0]))
@@ -132,13 +131,8 @@ def page_of(name: str, drawn: st.DataObject, patched: pytest.MonkeyPatch) -> Non
     assert [sample["name"].split(" · ")[0] for sample in shown] == [f"row {row}" for row in range(len(records))]
 
 
-def chart_names(charts: Sequence[Chart]) -> dict[str, str]:
-    """Stands in for Vega-Lite, which takes a second: a chart's specification must be sound JSON."""
-    return {chart.name: str(len(json.dumps(chart.spec, allow_nan=False))) for chart in charts}
-
-
-@pytest.mark.parametrize("name", JOBS)
-@settings(max_examples=8)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in JOBS])
+@settings(max_examples=5)
 @given(drawn=st.data())
 def test_a_report_is_drawn_of_any_records(name: str, drawn: st.DataObject):
     with pytest.MonkeyPatch.context() as patched:
@@ -155,6 +149,7 @@ def test_charts_are_drawn_of_any_records(name: str, drawn: st.DataObject):
         page_of(name, drawn, patched)
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_an_empty_document_without_a_prefix_token(bench: Bench):
     done = bench.score(rows=[{"t": ""}, {"t": "a b c d e"}], score={"text": "{{ t }}", "prefix": "none"})
     empty, other = reported(done.output).samples["records"]

@@ -19,6 +19,8 @@ from ...vision_folders import data_url, drawn, picture_bytes
 from ..support.bench import Bench, Record
 from .test_report import HOSTILE, Reader, reported
 
+pytestmark = pytest.mark.usefixtures("no_charts")
+
 ONE, OTHER = picture_bytes(drawn(640, 480)), picture_bytes(drawn(30, 90, 1))
 
 

@@ -65,6 +65,7 @@ def reported(run: Path, *options: str) -> Reader:
     return Reader(path.read_text(encoding="utf-8"))
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_a_page_begins_with_what_was_not_compared(bench: Bench):
     done = bench.run(sampling={"max_tokens": 2})
     append_line(done.output / "sessions.jsonl", {"event": "models", "unchecked_images": "of_next_year"})
@@ -95,6 +96,7 @@ def test_a_generation_with_everything(bench: Bench):
                 assert token[4][0][1] == token[1]
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_scores_of_texts_and_of_choices(bench: Bench):
     texts = bench.score(rows=ROWS, score={"text": "{{ q }}", "group_by": "id"})
     page = reported(texts.output)
@@ -159,6 +161,7 @@ def test_nothing_is_fetched(bench: Bench):
 # ------------------------------------------------------------------------------------------------- runs that are not whole
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_a_stopped_run_is_drawn_as_far_as_it_is(bench: Bench):
     bench.write_config(batch={"rows_per_shard": 2, "rows": 1})
     asked = iter([False] * 24 + [True] * 1000)
@@ -179,6 +182,7 @@ def test_a_run_without_results(bench: Bench):
     assert len(page.scripts) == 1
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_another_tokenizer_leaves_ids(bench: Bench):
     done = bench.run(logprobs={"top": 2})
     run = json.loads((done.output / "run.json").read_text())

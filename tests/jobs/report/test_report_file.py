@@ -13,6 +13,7 @@ from ..support.bench import Bench
 # ------------------------------------------------------------------------------------------------------- at the end of a run
 
 
+@pytest.mark.usefixtures("no_charts")
 @pytest.mark.draws
 def test_a_run_writes_it_at_its_end(bench: Bench):
     done = bench.run()
@@ -56,7 +57,11 @@ def test_a_page_that_an_earlier_start_left_is_drawn_again(bench: Bench, monkeypa
             "the charts could not be drawn (exit code 1): ModuleNotFoundError: No module named 'vl_convert_is_gone'",
         ),
         ("raise ImportError(\"No module named 'vl_convert'\")", "charts need vl-convert-python, which is not installed: pip install"),
-        ("import sys; sys.stdin.read(); import threading; threading.Event().wait()", "the charts were not drawn within 1 s"),
+        pytest.param(
+            "import sys; sys.stdin.read(); import threading; threading.Event().wait()",
+            "the charts were not drawn within 1 s",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_failed_report_fails_no_run(bench: Bench, monkeypatch: pytest.MonkeyPatch, code: str, why: str):
@@ -85,6 +90,7 @@ def test_a_signal_while_it_is_drawn_changes_nothing(bench: Bench, monkeypatch: p
 # ------------------------------------------------------------------------------------------------------------ where it goes
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_where_it_goes(bench: Bench):
     done = bench.run()
     (bench.root / "pages").mkdir()
@@ -95,6 +101,7 @@ def test_where_it_goes(bench: Bench):
     assert not (done.output / "report.html").exists()
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_no_device_or_pipe_is_replaced(bench: Bench):
     done, pipe = bench.run(), bench.root / "pipe"
     os.mkfifo(pipe)

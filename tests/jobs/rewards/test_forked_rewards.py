@@ -53,21 +53,28 @@ def _innocent(found: list[Ratings]) -> None:
         assert ratings.errors["before"] == ratings.errors["after"] == [None] * size
 
 
+WILD = (
+    "if os.fork() == 0: raise RuntimeError('of the child')",
+    "if os.fork() == 0: return [7.0] * len(completions)",
+    "if os.fork() == 0: sys.exit(3)",
+    # past Python's own fork, so that no hook of Python's runs
+    "if ctypes.CDLL(None).fork() == 0: return [7.0] * len(completions)",
+    "child = os.fork()\nif child == 0: raise RuntimeError\nassert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1",
+    "child = os.fork()\nif child == 0: sys.exit(3)\nassert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3",
+    "child = os.fork()\nif child == 0: return []\nassert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0",
+)
+QUICK = (("", WILD[0]), ("", WILD[3]), ("", WILD[5]), ("async ", WILD[1]))
+
+
 @pytest.mark.parametrize(
-    "wild",
+    ("wild_is", "wild"),
     [
-        "if os.fork() == 0: raise RuntimeError('of the child')",
-        "if os.fork() == 0: return [7.0] * len(completions)",
-        "if os.fork() == 0: sys.exit(3)",
-        # past Python's own fork, so that no hook of Python's runs
-        "if ctypes.CDLL(None).fork() == 0: return [7.0] * len(completions)",
-        "child = os.fork()\nif child == 0: raise RuntimeError\nassert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1",
-        "child = os.fork()\nif child == 0: sys.exit(3)\nassert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3",
-        "child = os.fork()\nif child == 0: return []\nassert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0",
+        pytest.param(wild_is, wild, marks=() if (wild_is, wild) in QUICK else pytest.mark.slow)
+        for wild_is in ("", "async ")
+        for wild in WILD
     ],
 )
-@pytest.mark.parametrize("wild_is", ["", "async "])
-def test_a_child_that_comes_back_answers_nothing(tmp_path: Path, wild: str, wild_is: str):
+def test_a_child_that_comes_back_answers_nothing(tmp_path: Path, wild_is: str, wild: str):
     found = _rated(tmp_path, wild, wild_is=wild_is)
     _innocent(found)
     assert {reward for ratings in found for reward in ratings.rewards["wild"]} == {5.0}
@@ -88,14 +95,14 @@ def test_a_child_that_comes_back_from_an_import_answers_nothing(tmp_path: Path):
     "line",
     [
         '{"rewards": [9.0], "errors": [null]}',
-        '{"number": 1, "answer": {"rewards": [9.0], "errors": [null]}}',
-        "no JSON",
-        "17",
+        pytest.param('{"number": 1, "answer": {"rewards": [9.0], "errors": [null]}}', marks=pytest.mark.slow),
+        pytest.param("no JSON", marks=pytest.mark.slow),
+        pytest.param("17", marks=pytest.mark.slow),
     ],
 )
 def test_a_surplus_answer_means_a_dead_worker(tmp_path: Path, line: str):
     """A function that writes into the pipe harms itself alone: those after it are called in another process."""
-    found = _rated(tmp_path, f"global JUNK\nJUNK = {(line + chr(10)).encode()!r}\npipes()")
+    found = _rated(tmp_path, f"global JUNK\nJUNK = {(line + chr(10)).encode()!r}\npipes()", groups=3)
     _innocent(found)
     assert not any(9.0 in ratings.rewards["wild"] for ratings in found)
 

@@ -9,10 +9,11 @@ import pytest
 from mlx_bulk.configs.rewards import RewardConfig
 from mlx_bulk.jobs.rewards.functions import find_functions
 from mlx_bulk.jobs.rewards.pool import Group, RewardPool
+from mlx_bulk.runner.pipeline.job import Ratings
 
 from ..support.reward_ratings import PAIR, named, rated, written
 
-SOON = 0.5  # seconds, of functions that never answer
+SOON = 0.25  # seconds, of functions that never answer
 
 
 def test_functions_get_the_arguments_of_trl(tmp_path: Path):
@@ -57,42 +58,50 @@ def test_columns_named_like_other_arguments_are_left_out(tmp_path: Path):
     assert rated(named(f"{file}:f"), group).rewards == {"f": [1.0, 1.0]}
 
 
-@pytest.mark.parametrize(
-    ("body", "rewards", "said"),
-    [
-        ("raise ValueError('no such\\nthing')", [None, None], ["exception: ValueError: no such\nthing (rewards.py, line 3)"] * 2),
-        ("import sys; sys.exit(3)", [None, None], ["exception: SystemExit: 3 (rewards.py, line 3)"] * 2),
-        ("return input()", [None, None], ["exception: EOFError: EOF when reading a line (rewards.py, line 3)"] * 2),
-        ("while True: pass", [None, None], ["timeout: no answer within 0.5 seconds"] * 2),
-        ("return [1.0]", [None, None], ["length: returned 1 rewards for 2 completions"] * 2),
-        ("return 1.0", [None, None], ["type: returned float 1.0; expected a list with a number or None for each completion"] * 2),
-        ("return [float('nan'), 2]", [None, 2.0], ["nan: the reward is not a number", None]),
-        ("return [float('inf'), 1e39]", [None, None], ["infinite: the reward is infinite, or beyond what float32 holds"] * 2),
-        ("return ['1', True]", [None, 1.0], ["type: str '1' among the rewards; expected a number or None", None]),
-        ("return [None, 10**400]", [None, None], [None, "infinite: the reward is infinite, or beyond what float32 holds"]),
-        ("import os; os._exit(9)", [None, None], ["died: its process ended with exit code 9"] * 2),
-        ("import ctypes; ctypes.string_at(0)", [None, None], ["died: its process was ended by SIGSEGV"] * 2),
-        ("raise ValueError(chr(0xd800))", [None, None], ["exception: ValueError: \\ud800 (rewards.py, line 3)"] * 2),
-    ],
-)
-def test_a_failed_reward_is_null_with_its_reason_and_the_others_go_on(
-    tmp_path: Path, body: str, rewards: list[float | None], said: list[str | None]
-):
-    file = written(
-        tmp_path,
-        f"def before(completions): return [1, 2]\ndef wrong(completions, **kw):\n    {body}\ndef after(completions): return [3, 4]",
-    )
-    # On a busy machine any call may take half a second: only the one that never answers has no longer.
-    wrong = named(f"{file}:wrong", timeout=SOON if "while True" in body else 60)
-    functions = find_functions([*named(f"{file}:before", timeout=60), *wrong, *named(f"{file}:after", timeout=60)])
-    pool = RewardPool(functions, 1)
+# The body of a function, the rewards of a pair by it, and their errors.
+FAILING: dict[str, tuple[list[float | None], list[str | None]]] = {
+    "raise ValueError('no such\\nthing')": ([None, None], ["exception: ValueError: no such\nthing (rewards.py, line 3)"] * 2),
+    "import sys; sys.exit(3)": ([None, None], ["exception: SystemExit: 3 (rewards.py, line 3)"] * 2),
+    "return input()": ([None, None], ["exception: EOFError: EOF when reading a line (rewards.py, line 3)"] * 2),
+    "while True: pass": ([None, None], ["timeout: no answer within 0.25 seconds"] * 2),
+    "return [1.0]": ([None, None], ["length: returned 1 rewards for 2 completions"] * 2),
+    "return 1.0": ([None, None], ["type: returned float 1.0; expected a list with a number or None for each completion"] * 2),
+    "return [float('nan'), 2]": ([None, 2.0], ["nan: the reward is not a number", None]),
+    "return [float('inf'), 1e39]": ([None, None], ["infinite: the reward is infinite, or beyond what float32 holds"] * 2),
+    "return ['1', True]": ([None, 1.0], ["type: str '1' among the rewards; expected a number or None", None]),
+    "return [None, 10**400]": ([None, None], [None, "infinite: the reward is infinite, or beyond what float32 holds"]),
+    "import os; os._exit(9)": ([None, None], ["died: its process ended with exit code 9"] * 2),
+    "import ctypes; ctypes.string_at(0)": ([None, None], ["died: its process was ended by SIGSEGV"] * 2),
+    "raise ValueError(chr(0xd800))": ([None, None], ["exception: ValueError: \\ud800 (rewards.py, line 3)"] * 2),
+}
+
+
+@pytest.fixture(scope="module")
+def twice_rated(tmp_path_factory: pytest.TempPathFactory) -> list[Ratings]:
+    """The ratings of two groups by each failing function and one around it on each side, in one process where none ends it."""
+    rewards: list[RewardConfig] = []
+    for number, body in enumerate(FAILING):
+        file = written(
+            tmp_path_factory.mktemp("failing"),
+            f"def before(completions): return [1, 2]\ndef wrong(completions, **kw):\n    {body}\ndef after(completions): return [3, 4]",
+        )
+        for name in ("before", "wrong", "after"):
+            # On a busy machine any call may take long: only the one that never answers has no longer.
+            timeout = SOON if name == "wrong" and "while True" in body else 60
+            rewards.append(RewardConfig(fn=f"{file}:{name}", name=f"{name}_{number}", timeout=timeout))
+    pool = RewardPool(find_functions(rewards), 1)
     try:
-        for _ in range(2):  # the second time in the process that took the place of the first
-            found = pool.rate(PAIR).result(60)
-            assert found.rewards == {"before": [1.0, 2.0], "wrong": rewards, "after": [3.0, 4.0]}
-            assert found.errors == {"before": [None, None], "wrong": said, "after": [None, None]}
+        return [pool.rate(PAIR).result(60) for _ in range(2)]  # the second time in the process that took the place of the first
     finally:
         pool.close()
+
+
+@pytest.mark.parametrize("body", FAILING)
+def test_a_failed_reward_is_null_with_its_reason_and_the_others_go_on(twice_rated: list[Ratings], body: str):
+    number, (rewards, said) = list(FAILING).index(body), FAILING[body]
+    for found in twice_rated:
+        assert [found.rewards[f"{name}_{number}"] for name in ("before", "wrong", "after")] == [[1.0, 2.0], rewards, [3.0, 4.0]]
+        assert [found.errors[f"{name}_{number}"] for name in ("before", "wrong", "after")] == [[None, None], said, [None, None]]
 
 
 def test_the_first_failure_of_each_function_and_kind_is_said_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
@@ -119,7 +128,7 @@ def test_the_first_failure_of_each_function_and_kind_is_said_at_once(tmp_path: P
 
 def test_an_awaited_function_that_never_ends_is_ended(tmp_path: Path):
     file = written(tmp_path, "import asyncio\nasync def f(completions):\n    await asyncio.Event().wait()")
-    assert rated(named(f"{file}:f", timeout=SOON)).errors == {"f": ["timeout: no answer within 0.5 seconds"] * 2}
+    assert rated(named(f"{file}:f", timeout=SOON)).errors == {"f": ["timeout: no answer within 0.25 seconds"] * 2}
 
 
 def test_arrays_and_numbers_of_libraries_are_numbers(tmp_path: Path):

@@ -17,16 +17,28 @@ from ..support.reward_ratings import PAIR, named, rated, written
 LINUX = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="orphans are adopted on Linux alone")
 
 
+STARTS = {
+    "child": "subprocess.Popen(['sleep', '600'], pass_fds=[end])",
+    "session": "subprocess.Popen(['sleep', '600'], pass_fds=[end], start_new_session=True)",
+    # as servers make themselves: its parent is gone, its session its own
+    "daemon": "subprocess.run(['sh', '-c', 'setsid sleep 600 &'], pass_fds=[end])",
+}
+ENDS = {"hangs": "while True: pass", "dies": "os._exit(9)"}
+QUICK = (("child", "dies"), ("daemon", "hangs"))
+
+
 @pytest.mark.parametrize(
-    "starts",
+    ("starts", "ends"),
     [
-        "subprocess.Popen(['sleep', '600'], pass_fds=[end])",
-        pytest.param("subprocess.Popen(['sleep', '600'], pass_fds=[end], start_new_session=True)", marks=LINUX),
-        # a daemon, as servers make themselves: its parent is gone, its session its own
-        pytest.param("subprocess.run(['sh', '-c', 'setsid sleep 600 &'], pass_fds=[end])", marks=LINUX),
+        pytest.param(
+            starts,
+            ends,
+            marks=[*([] if starts == "child" else [LINUX]), *([] if (starts, ends) in QUICK else [pytest.mark.slow])],
+        )
+        for starts in STARTS
+        for ends in ENDS
     ],
 )
-@pytest.mark.parametrize("ends", ["while True: pass", "os._exit(9)"])
 def test_all_that_a_function_started_ends_with_it(tmp_path: Path, starts: str, ends: str):
     """What it started holds a pipe open; its end is read when all are gone."""
     fifo = tmp_path / "fifo"
@@ -36,8 +48,8 @@ def test_all_that_a_function_started_ends_with_it(tmp_path: Path, starts: str, e
 
     def f(completions, fifo):
         end = os.open(fifo[0], os.O_WRONLY)
-        {starts}
-        {ends}
+        {STARTS[starts]}
+        {ENDS[ends]}
     """
     pool = RewardPool(find_functions(named(f"{written(tmp_path, source)}:f", timeout=0.5)), 1)
     end = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
@@ -51,7 +63,7 @@ def test_all_that_a_function_started_ends_with_it(tmp_path: Path, starts: str, e
     assert ratings.errors["f"] in (["timeout: no answer within 0.5 seconds"], ["died: its process ended with exit code 9"])
 
 
-@pytest.mark.parametrize("takes", ["full = b'x' * 300_000_000; os.read(pipe, 1)", "os.system(HOG)"])
+@pytest.mark.parametrize("takes", ["os.system(HOG)", pytest.param("full = b'x' * 300_000_000; os.read(pipe, 1)", marks=pytest.mark.slow)])
 def test_memory_is_limited_with_that_of_what_a_function_starts(tmp_path: Path, takes: str):
     file = written(
         tmp_path,

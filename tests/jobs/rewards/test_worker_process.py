@@ -39,7 +39,14 @@ def test_a_file_that_changes_under_a_run_ends_it(tmp_path: Path):
         pool.close()
 
 
-@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), WorkerDied("its process was ended by SIGKILL"), WorkerHangs()])
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(OSError(24, "Too many open files"), marks=pytest.mark.slow),
+        WorkerDied("its process was ended by SIGKILL"),
+        pytest.param(WorkerHangs(), marks=pytest.mark.slow),
+    ],
+)
 def test_a_process_that_cannot_be_started_is_tried_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception):
     functions = find_functions(named(f"{written(tmp_path, 'def f(completions): return [1, 1]')}:f"))
     fails = [2, 3]  # times, of each group
@@ -113,12 +120,13 @@ def test_closing_does_not_wait_and_leaves_no_process(tmp_path: Path):
     assert not waiting.done()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "hangs",
     [
-        pytest.param("while True: pass", marks=pytest.mark.slow),
+        "while True: pass",
         "re.match(r'(a+)+$', 'a' * 40 + 'b')",  # holds the interpreter's lock: no other thread of the process runs
-        pytest.param("subprocess.Popen(['sleep', '600'], pass_fds=[end]); sys.exit()", marks=pytest.mark.slow),
+        "subprocess.Popen(['sleep', '600'], pass_fds=[end]); sys.exit()",
     ],
 )
 def test_a_hanging_function_ends_with_the_run(tmp_path: Path, hangs: str):

@@ -18,8 +18,15 @@ from ..support.score_truth import DOCUMENTS, LONG, PROMPT, assert_close, documen
 # ------------------------------------------------------------------------------------------------------------ documents
 
 
-@pytest.mark.parametrize("context", ["auto", 7, 1])
-@pytest.mark.parametrize("prefix", ["bos", "none"])
+@pytest.mark.parametrize(
+    ("context", "prefix"),
+    [
+        ("auto", "bos"),
+        (7, "none"),
+        (1, "bos"),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("auto", "none"), (7, "bos"), (1, "none"))),
+    ],
+)
 def test_documents_have_the_logprobs_of_naive_forwards(bench: Bench, network: Any, context: int | str, prefix: str) -> None:
     done = documents(bench, DOCUMENTS, {"context": context, "prefix": prefix})
     assert done.code == 0
@@ -73,6 +80,7 @@ def test_bos_before_every_window_counts_as_fed_and_is_recorded_once(bench: Bench
     assert_close(done.records[0]["token_logprobs"], expected)
 
 
+@pytest.mark.slow
 def test_gemma_gets_bos_before_every_window(tmp_path: Path) -> None:
     gemma = write_checkpoint(tmp_path / "gemma", {**LLAMA, "model_type": "gemma", "tie_word_embeddings": True})
     bench = Bench(tmp_path, gemma)

@@ -21,11 +21,12 @@ def file_bytes(table: pa.Table) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("kind", "reference"), [("text", False), ("text", True), ("completion", True), ("messages", False), ("choices", False)]
+    ("kind", "reference"),
+    [pytest.param("text", False, marks=pytest.mark.slow), ("text", True), ("completion", True), ("messages", False), ("choices", False)],
 )
 def test_the_bytes_do_not_depend_on_how_the_records_are_read(tmp_path: Path, kind: str, reference: bool):
-    records = random_records(kind, 150, ["x", "y", "z", None])
-    sizes = [{}, {"per_part": 7}, {"per_batch": 1}, {"per_part": 64, "per_batch": 11}]
+    records = random_records(kind, 60, ["x", "y", "z", None])
+    sizes = [{}, {"per_part": 7}, {"per_batch": 1}, {"per_part": 32, "per_batch": 11}]
     tables = [
         measured(tmp_path / f"{number}", kind, records, group_by="subject", reference=reference, **size)
         for number, size in enumerate(sizes)

@@ -74,6 +74,7 @@ def test_the_row_that_kills_is_found_by_halves(tmp_path: Path):
     assert handler.messages[-1] == "the process died of SIGABRT again with row 10 alone in the model: it goes to errors/"
 
 
+@pytest.mark.slow
 def test_batches_that_are_too_large_are_halved_until_they_are_not(tmp_path: Path):
     with heard() as handler:
         assert supervise(simulated(tmp_path, rows=64, batch=16, most=4, signal=int(signal.SIGKILL))) == 0
@@ -168,7 +169,7 @@ def in_its_batch(command: list[str]) -> "subprocess.Popen[str]":
     return process
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)])
 def test_a_signal_to_the_supervisor_is_sent_on(tmp_path: Path, number: int, code: int):
     process = in_its_batch(simulated(tmp_path, wait=True))
     process.send_signal(number)

@@ -1,5 +1,6 @@
 """Writes reward functions into files of a test's folder, and makes a group to rate."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -23,6 +24,19 @@ def written(folder: Path, source: str, name: str = "rewards.py") -> Path:
 def named(*places: str, **settings: Any) -> list[RewardConfig]:
     """Returns a config's rewards, each named after its function."""
     return [RewardConfig(fn=place, **settings) for place in places]
+
+
+def rated_each(folder: Path, sources: Sequence[str], *names: str) -> list[Ratings]:
+    """Returns the ratings of ``PAIR`` by the functions of these names in each source, a file of its own.
+
+    One process loads all files, as starting one takes longer than its calls.
+    """
+    files = [written(folder / str(number), source) for number, source in enumerate(sources)]
+    found = rated([RewardConfig(fn=f"{file}:{name}", name=f"{name}_{at}") for at, file in enumerate(files) for name in names])
+    return [
+        Ratings({name: found.rewards[f"{name}_{at}"] for name in names}, {name: found.errors[f"{name}_{at}"] for name in names})
+        for at in range(len(files))
+    ]
 
 
 def rated(rewards: list[RewardConfig], group: Group = PAIR, processes: int = 1) -> Ratings:

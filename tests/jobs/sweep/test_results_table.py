@@ -106,6 +106,7 @@ def test_quarantined_rows_and_what_was_cut_are_said_of_their_cells(bench: Bench)
     assert table(bench).column("exit_code").to_pylist() == [3, 3]
 
 
+@pytest.mark.slow
 def test_contexts_that_models_bring_are_shown_where_they_differ(bench: Bench, model: Path):
     other = write_checkpoint(bench.root / "other", LLAMA | {"max_position_embeddings": 32})
     matrix = {"model.path": [str(model), str(other)]}

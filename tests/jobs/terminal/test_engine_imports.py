@@ -34,6 +34,7 @@ def torch_found(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_command_s_process_does_not_import_pytorch(torch_found: Path):
     program = PROGRAM.format(claim="engine_imports.own_process()").replace(
         "import torch  #", "assert 'torch' not in sys.modules\nimport torch  #"
@@ -43,6 +44,7 @@ def test_the_command_s_process_does_not_import_pytorch(torch_found: Path):
     assert (done.stdout, done.returncode) == ("False True\n", 0), done.stderr
 
 
+@pytest.mark.slow
 def test_a_process_that_is_not_the_command_s_keeps_its_pytorch():
     program = PROGRAM.split("import mlx_lm")[0].format(claim="")
     found = "from transformers.utils import is_torch_available, import_utils\nimport importlib.util\n"
@@ -83,6 +85,7 @@ def test_status_imports_no_engine_and_no_settings(tmp_path: Path):
     assert found == []
 
 
+@pytest.mark.slow
 def test_a_plan_imports_no_library_that_it_does_not_use(tmp_path: Path):
     assert imported(UNUSED, "plan", DEMO, "--output", tmp_path / "run") == []
 
@@ -109,6 +112,7 @@ print(table.to_pylist(), table.to_pandas().equals(frame))
 """
 
 
+@pytest.mark.slow
 def test_pandas_is_left_out_and_there_for_who_imports_it():
     done = subprocess.run([sys.executable, "-c", LEFT_OUT], capture_output=True, text=True, check=False)
     rows = [{"number": 1.0, "text": "a"}, {"number": None, "text": None}]

@@ -62,7 +62,7 @@ def two_versions(bench: Bench, kind: str = "lora", **sections: Any) -> Done:
     return roll(bench, **settings, rounds=2)
 
 
-@pytest.mark.parametrize("kind", ["lora", "dora", "full", "checkpoint"])
+@pytest.mark.parametrize("kind", ["lora", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("dora", "full", "checkpoint"))])
 def test_each_record_is_scored_under_its_own_version(bench: Bench, kind: str):
     done = two_versions(bench, kind)
     assert done.code == 0
@@ -83,7 +83,7 @@ def test_each_record_is_scored_under_its_own_version(bench: Bench, kind: str):
     assert np.mean([np.abs(np.subtract(r["ref_logprobs"], r["logprobs"])).mean() for r in done.records if r["policy_version"] == 4]) > 0.01
 
 
-@pytest.mark.parametrize("wrong", ["0", "4"])
+@pytest.mark.parametrize("wrong", [pytest.param("0", marks=pytest.mark.slow), "4"])
 def test_under_the_other_version_it_fails(bench: Bench, wrong: str, monkeypatch: pytest.MonkeyPatch):
     """Scores one version's records with the other's weights."""
     assert two_versions(bench).code == 0
@@ -101,7 +101,10 @@ def test_under_the_other_version_it_fails(bench: Bench, wrong: str, monkeypatch:
     assert "beyond float32's bounds" in verify(bench.root / "run", "--rescore").stdout
 
 
-@pytest.mark.parametrize("sampling", [{"temperature": 0.7}, {"temperature": 0.7, "repetition_penalty": 1.3}, {"temperature": 1.0}])
+@pytest.mark.parametrize(
+    "sampling",
+    [{"temperature": 0.7}, {"temperature": 0.7, "repetition_penalty": 1.3}, pytest.param({"temperature": 1.0}, marks=pytest.mark.slow)],
+)
 def test_runs_that_only_generate(bench: Bench, sampling: dict[str, Any]):
     assert bench.run(sampling=sampling | {"n": 2}).code == 0
     code, found = anew(bench, "--rescore")
@@ -111,7 +114,9 @@ def test_runs_that_only_generate(bench: Bench, sampling: dict[str, Any]):
     assert bool(found["left_out"]) == ("repetition_penalty" in sampling)
 
 
-@pytest.mark.parametrize("more", [{"xtc_probability": 0.5, "xtc_threshold": 0.02, "top_k": 50}, {"typical_p": 0.5}])
+@pytest.mark.parametrize(
+    "more", [{"xtc_probability": 0.5, "xtc_threshold": 0.02, "top_k": 50}, pytest.param({"typical_p": 0.5}, marks=pytest.mark.slow)]
+)
 def test_kept_ids_give_the_sampled_logprobs_of_every_filter(bench: Bench, more: dict[str, Any]):
     assert roll(bench, sampling={"n": 4, "max_tokens": 6, **more}, logprobs={"kept": True}).code == 0
     code, found = anew(bench, "--rescore")
@@ -128,7 +133,7 @@ def test_what_cannot_be_worked_out_is_said(bench: Bench):
     assert result.stdout.endswith("within float32's bounds (max 2e-04, mean 3e-05)\n")
 
 
-@pytest.mark.parametrize("job", ["generate", "rollout"])
+@pytest.mark.parametrize("job", [pytest.param("generate", marks=pytest.mark.slow), "rollout"])
 def test_a_replay_is_the_same_to_the_bit_in_deterministic_mode(bench: Bench, job: str):
     sampling = FILTERED | {"n": 2, "repetition_penalty": 1.2}
     batch = {"deterministic": True, "rows": 3, "rows_per_shard": 3}
@@ -143,6 +148,7 @@ def test_a_replay_is_the_same_to_the_bit_in_deterministic_mode(bench: Bench, job
     assert [row["max"] for row in rows.values()] == [0.0] * len(rows)
 
 
+@pytest.mark.slow
 def test_a_replay_of_two_versions_stays_within_the_bounds(bench: Bench):
     assert two_versions(bench).code == 0
     code, found = anew(bench, "--replay")

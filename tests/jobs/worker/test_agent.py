@@ -239,7 +239,7 @@ def test_a_worker_for_one_run_leaves_after_it_and_its_driver():
         assert worker.left() == 0
 
 
-@pytest.mark.parametrize("stay", [Stay(once=True, wait=0.2), Stay(wait=0.2)])
+@pytest.mark.parametrize("stay", [Stay(once=True, wait=0.2), pytest.param(Stay(wait=0.2), marks=pytest.mark.slow)])
 def test_a_worker_waits_for_a_driver_as_long_as_it_was_told(stay: Stay):
     driver = Driver()
     driver.is_there.clear()
@@ -265,6 +265,7 @@ def test_a_worker_whose_driver_stays_away_ends_its_engine_in_order(tmp_path: Pat
     assert not any(folder.iterdir())
 
 
+@pytest.mark.slow
 def test_what_a_killed_engine_leaves_is_removed(folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(agent, "ENGINE_SECONDS", 0.2)
     monkeypatch.setattr(agent, "ACK_SECONDS", 0.0)

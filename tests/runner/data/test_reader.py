@@ -180,7 +180,7 @@ def test_a_local_folder_as_hub_dataset(tmp_path: Path, monkeypatch: pytest.Monke
         scan(config.model_copy(update={"split": "nope"}), tmp_path)
 
 
-@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+@pytest.mark.parametrize("form", [pytest.param("jsonl", marks=pytest.mark.slow), "parquet"])
 def test_memory_does_not_grow_with_the_rows(tmp_path: Path, form: str) -> None:
     def peak(count: int) -> int:
         path = tmp_path / f"{count}.{form}"

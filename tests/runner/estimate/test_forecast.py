@@ -42,7 +42,7 @@ def to_the_end(asked: Request, _: object) -> int:
 row = st.tuples(st.integers(1, 60), st.integers(1, 9), st.integers(1, 5))  # prompt tokens, max_tokens, samples
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     rows=st.lists(row, min_size=1, max_size=24),
     cut=st.integers(1, 24),
@@ -74,7 +74,7 @@ def test_decoding_work_is_what_the_engine_does(
     assert counted_work(found) == generated(setup, windows)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     rows=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 30), st.integers(1, 9), st.integers(1, 3)), min_size=1, max_size=24),
     cut=st.integers(1, 24),
@@ -121,8 +121,24 @@ def test_the_peak_is_what_the_longest_rows_may_hold_together():
     assert (work.rows, work.kv_bytes) == (3, 3 * (40 + 1.0))  # a byte a token, and one a row
 
 
-@pytest.mark.parametrize("way", ["shared", "not shared", "exact", "one by one", "static"])
-@pytest.mark.parametrize("what", ["documents", "choices", "deep choices", "uneven choices"])
+QUICK = (
+    ("shared", "documents"),
+    ("shared", "deep choices"),
+    ("not shared", "choices"),
+    ("exact", "uneven choices"),
+    ("one by one", "documents"),
+    ("static", "choices"),
+)
+
+
+@pytest.mark.parametrize(
+    ("way", "what"),
+    [
+        pytest.param(way, what, marks=() if (way, what) in QUICK else pytest.mark.slow)
+        for way in ("shared", "not shared", "exact", "one by one", "static")
+        for what in ("documents", "choices", "deep choices", "uneven choices")
+    ],
+)
 def test_scoring_work_is_what_the_scorer_does(way: str, what: str):
     found: dict[str, dict[str, Any]] = {
         "shared": {},
@@ -154,7 +170,7 @@ def test_work_of_a_part_of_the_rows_grows_with_them():
     assert np.isclose(Work().padding_waste, 0)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=60),
     limits=st.tuples(st.integers(1, 30), st.integers(1, 300), st.sampled_from([1e12, 70.0])),

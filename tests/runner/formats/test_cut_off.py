@@ -45,7 +45,7 @@ def write(path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["rows.parquet", "rows.arrow"])
+@pytest.mark.parametrize("name", ["rows.parquet", pytest.param("rows.arrow", marks=pytest.mark.slow)])
 def test_a_table_that_is_cut_off_stops_the_job(tmp_path: Path, name: str):
     """Runs in its own process, which must survive to print the message."""
     done = subprocess.run([sys.executable, "-c", READING, str(write(tmp_path / name))], capture_output=True, text=True, check=False)

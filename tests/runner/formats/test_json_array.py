@@ -50,7 +50,7 @@ def test_rows_are_the_arrays_elements(tmp_path: Path, layout: str) -> None:
     assert (source["format"], source["appendable"], source["rows"]) == ("json", False, 3)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(rows=st.lists(st.dictionaries(st.text(), _json)), indent=st.none() | st.integers(0, 3), piece=st.integers(1, 40))
 def test_any_array_is_read_in_pieces_of_any_size(
     tmp_path_factory: pytest.TempPathFactory, rows: list[Any], indent: int, piece: int

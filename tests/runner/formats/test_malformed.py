@@ -20,6 +20,7 @@ from ...malformed import BLANK, UNREADABLE, UNUSABLE, good, line_of
 FILES, BAD, GOOD = 100, 100, 30  # so many files, each with so many bad and good lines
 
 
+@pytest.mark.slow
 @settings(
     max_examples=FILES,
     derandomize=True,

@@ -18,7 +18,7 @@ from PIL import Image
 from transformers.image_utils import load_image
 
 from ...vision_folders import MARKS, drawn, family_of, picture_bytes, write_vision_folder
-from .test_processors import CLASSES, theirs
+from .test_processors import CLASSES, QUICK, theirs
 
 MOST = 10_000_000
 SIZES = [(1, 1), (1, 2), (2, 3), (7, 1), (1, 50), (1, 1000), (1000, 1), (29, 31), (300, 17), (13, 401)]
@@ -83,7 +83,9 @@ OURS: dict[str, tuple[bytes, Callable[[bytes], Image.Image]]] = {
 }
 
 
-@pytest.fixture(scope="module", params=CLASSES, name="pair")
+@pytest.fixture(
+    scope="module", params=[pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in CLASSES], name="pair"
+)
 def a_pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """Our processor of a model, and theirs."""
     folder = write_vision_folder(tmp_path_factory.mktemp(request.param) / "model", request.param)

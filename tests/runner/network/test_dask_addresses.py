@@ -71,6 +71,7 @@ def suppressed(call: Callable[[], object]) -> None:
         call()
 
 
+@pytest.mark.slow
 def test_a_link_can_be_closed_while_it_waits_for_a_silent_driver() -> None:
     """In a process of its own, since Python tells of tasks that were left behind as it ends."""
     done = subprocess.run(

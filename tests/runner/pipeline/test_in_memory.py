@@ -96,7 +96,7 @@ def under_its_own(network: Any, records: Iterable[Record]) -> tuple[float, int]:
     return float(every.max()), len(every)
 
 
-@pytest.mark.parametrize("update", ["shard", "round"])
+@pytest.mark.parametrize("update", ["shard", pytest.param("round", marks=pytest.mark.slow)])
 def test_an_update_between_groups_is_taken_at_the_next_border(bench: Bench, network: Any, update: str):
     """In the middle of a shard it waits for the shard's end: no row sees two policies, and none the caches of the other."""
     adapter = write_adapter(bench.root / "adapter", network, seed=4)
@@ -243,6 +243,7 @@ def test_a_pass_begins_with_the_first_row_and_the_policy_that_is_there(bench: Be
             break
 
 
+@pytest.mark.slow
 def test_rows_without_a_group_are_told_of(bench: Bench, caplog: pytest.LogCaptureFixture):
     source = "def same(completions, q, **kwargs):\n    return [float(i if q[0] != 'O' else 1) for i in range(len(completions))]\n"
     rows = [ROWS[0], {"id": "x"}, ROWS[2]]

@@ -46,6 +46,7 @@ def test_round_trip_is_zero_copy(tmp_path: Path, written: tuple[bytes, list[int]
     assert pa.total_allocated_bytes() == before
 
 
+@pytest.mark.slow
 def test_every_truncation_gives_the_frames_before_it(tmp_path: Path, written: tuple[bytes, list[int]]):
     content, ends = written
     path = tmp_path / "00000000"

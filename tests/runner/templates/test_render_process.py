@@ -76,7 +76,7 @@ def passed_on(*_: Any) -> Any:
     raise render_process.RenderRefused("another process's turn")
 
 
-@pytest.mark.parametrize("template", LARGE)
+@pytest.mark.parametrize("template", [pytest.param(each, marks=() if each in LARGE[::4] else pytest.mark.slow) for each in LARGE])
 def test_this_process_never_pays_for_a_large_template(template: str, hf: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(prompt_templates, "render_apart", passed_on)
     monkeypatch.setattr(chat_rendering, "render_apart", passed_on)
@@ -113,6 +113,7 @@ def test_a_row_s_width_in_a_prompt_costs_that_row_alone(small_process: None):
     assert render({"q": "a", "n": 3}) == Text("  a")
 
 
+@pytest.mark.slow
 def test_a_process_that_takes_too_long_is_ended_and_another_one_goes_on(small_process: None):
     forever = "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}"
     with pytest.raises(render_process.TooMuch, match=r"is not done after 0\.2 seconds"):
