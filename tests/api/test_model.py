@@ -236,6 +236,7 @@ def test_an_adapter_is_on_the_model(bench: Bench, model: Path) -> None:
     assert done.table["completion_ids"] != plain.table["completion_ids"]
 
 
+@pytest.mark.slow
 def test_quantized_keys_and_values_change_completions_logprobs_and_no_scores() -> None:
     text = "What is 2 + 2? It is 4, as everybody knows."
     plain, quantized = mlx_bulk.load("demo"), mlx_bulk.load("demo", batch={"kv_bits": 4, "kv_group": 32})

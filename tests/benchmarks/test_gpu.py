@@ -56,6 +56,7 @@ def test_generation_is_timed_beside_mlx_lm_and_beside_the_devices_limits():
     assert agreed["ours"]["rms"] <= agreed["bounds"]["row"]
 
 
+@pytest.mark.slow
 def test_scored_texts_are_compared_token_by_token():
     told = performed("score")
     assert told["tokens"] > 100
@@ -69,10 +70,12 @@ def test_samples_share_a_prefill_and_the_peers_prompt_comes_as_often():
     assert told["agreement"].keys() == {"noise", "bounds", "ours", "mlx_lm"}
 
 
+@pytest.mark.slow
 def test_a_common_prefix_is_shared_and_two_ways_of_the_peer_stand_beside_it():
     assert list(performed("prefix")["peers"]) == ["ours", "mlx_lm", "mlx_lm_cached"]
 
 
+@pytest.mark.slow
 def test_quantized_keys_and_values_stand_beside_plain_ones_where_they_are_known():
     known = module("stage_performance").QUANTIZED_KV
     told = performed("kv")

@@ -61,6 +61,7 @@ class Poisoned:
         self.fleet.kill(threading.current_thread().name)
 
 
+@pytest.mark.slow
 def test_a_row_with_some_samples_done_that_ends_its_workers_is_given_up_alone(bench: Bench):
     sampling = {"n": 3, "max_tokens": 4, "temperature": 1.0}
     run(bench, ModelWork(ModelPool()), "plain", rows=ROWS, sampling=sampling)

@@ -124,6 +124,7 @@ def cases(near: Path) -> dict[str, dict[str, Any]]:
 QUICK = ("rewards and a chat template", "a model's adapter")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in cases(Path())])
 def test_files_of_the_driver_alone_go_to_the_worker(bench: Bench, files: Path, case: str):
     sections = cases(files)[case]

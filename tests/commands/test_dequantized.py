@@ -38,6 +38,7 @@ def noted(bench: Bench) -> list[bool]:
     return [line["quantized"] for line in lines if line["event"] == "start"]
 
 
+@pytest.mark.slow
 def test_a_deterministic_run_does_not_go_on_with_weights_held_otherwise(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     batch = {"deterministic": True, "rows": 2, "rows_per_shard": 2}
     first = bench.run(data={"limit": 2}, batch=batch)

@@ -47,6 +47,7 @@ def shift(monkeypatch: pytest.MonkeyPatch, by: float) -> None:
     monkeypatch.setattr(kv_difference, "rescored", shifted)
 
 
+@pytest.mark.slow
 def test_a_run_says_by_how_much_quantized_keys_and_values_moved_its_logprobs(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     shift(monkeypatch, 0.25)
     done = bench.run(batch=QUANTIZED)

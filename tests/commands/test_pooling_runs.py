@@ -30,6 +30,7 @@ def vectors(done: Done, column: str) -> dict[str, Any]:
     return {record["key"]: np.array(record[column]) for record in done.records}
 
 
+@pytest.mark.slow
 @JOBS
 def test_vectors_are_the_same_in_batches_of_any_size_and_order(bench: Bench, job: dict[str, Any], column: str):
     alone = vectors(ran(bench, "alone", ROWS, **job, batch={"rows": 1}), column)

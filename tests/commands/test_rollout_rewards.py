@@ -39,6 +39,7 @@ def dies(completions, q, **kwargs):
 """
 
 
+@pytest.mark.slow
 def test_failed_rewards_are_null_and_counted_and_the_run_is_complete(bench: Bench):
     file = rewards_file(bench, WRONG)
     names = ["right", "raises", "hangs", "short", "nan", "dies"]

@@ -95,6 +95,7 @@ def test_formats(bench: Bench):
     assert prompts(bench.run("--overwrite", data={"path": str(bench.root / "t.dat"), "format": "csv"})) == ["x", "yy"]
 
 
+@pytest.mark.slow
 def test_a_hub_dataset(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(bench.root / "cache"))
     folder = bench.root / "hub"

@@ -72,6 +72,7 @@ def test_logprobs_are_the_same_in_batches_of_any_size_and_order(bench: Bench, ro
         assert_same_logprobs(scored(bench, name, order, **job, batch=batch), alone, column)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "job"), [pytest.param(ROWS, TEXT, id="text", marks=pytest.mark.slow), pytest.param(CHOICES, CHOSEN, id="choices")]
 )

@@ -136,6 +136,7 @@ def test_rows_that_cannot_be_done_cost_themselves_alone_and_a_picture_is_encoded
     assert thin or "too long and thin for this model" in said[13][1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_bytes_depend_neither_on_memory_for_vectors_nor_on_where_a_run_stopped(tmp_path: Path, kind: str) -> None:
     model = write_two_towers(tmp_path / "model", kind)

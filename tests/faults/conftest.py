@@ -7,7 +7,7 @@ import pytest
 
 from ..checkpoints import write_checkpoint
 from .children import Children
-from .tiny_runs import JOBS, TinyRun, parts
+from .tiny_runs import TinyRun, parts
 
 
 @pytest.fixture(scope="session")
@@ -17,17 +17,25 @@ def children(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Children]:
         yield children
 
 
-@pytest.fixture(scope="session")
-def whole(tmp_path_factory: pytest.TempPathFactory, children: Children) -> dict[str, dict[str, bytes]]:
-    """The parts of each job, run without a break."""
-    found: dict[str, dict[str, bytes]] = {}
-    for job in JOBS:
-        run = TinyRun(tmp_path_factory.mktemp("whole") / job, children)
+class Whole(dict[str, dict[str, bytes]]):
+    """The parts of each job, run without a break when they are first asked for."""
+
+    def __init__(self, folder: Path, children: Children):
+        super().__init__()
+        self._folder, self._children = folder, children
+
+    def __missing__(self, job: str) -> dict[str, bytes]:
+        run = TinyRun(self._folder / job, self._children)
         run.write(job)
         ended = run.start()
         assert ended.code == 3, ended.stderr
-        found[job] = parts(run.path)
-    return found
+        self[job] = parts(run.path)
+        return self[job]
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory, children: Children) -> Whole:
+    return Whole(tmp_path_factory.mktemp("whole"), children)
 
 
 @pytest.fixture

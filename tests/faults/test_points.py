@@ -73,18 +73,21 @@ def test_a_new_run(run: TinyRun, whole: dict[str, Parts], points: list[Point]):
     assert SOUND in survived(run, points, whole["generate"])
 
 
+@pytest.mark.slow
 @deaths(JOURNALLING[:2], COMMITTING[:2])
 def test_a_run_under_a_grammar(run: TinyRun, whole: dict[str, Parts], points: list[Point]):
     run.write("structured")
     assert SOUND in survived(run, points, whole["structured"])
 
 
+@pytest.mark.slow
 @deaths(*([point] for point in SCORING))
 def test_a_scoring_run(run: TinyRun, whole: dict[str, Parts], points: list[Point]):
     run.write("score")
     assert SOUND in survived(run, points, whole["score"])
 
 
+@pytest.mark.slow
 @deaths(*([point] for point in SCORING))
 @pytest.mark.parametrize("job", ["embed", pytest.param("classify", marks=pytest.mark.slow)])
 def test_a_run_of_a_pooling_model(run: TinyRun, whole: dict[str, Parts], job: str, points: list[Point]):
@@ -126,11 +129,13 @@ def begun(tmp_path_factory: pytest.TempPathFactory, children: Children) -> dict[
     return found
 
 
+@pytest.mark.slow
 @deaths(*halves(EXTENDING))
 def test_a_run_that_is_extended(begun: dict[str, Begun], points: list[Point]):
     assert SOUND in survived(begun["shorter"].again(), points, begun["shorter"].whole)
 
 
+@pytest.mark.slow
 @deaths(*halves(RETRYING))
 def test_a_run_whose_errors_are_retried(begun: dict[str, Begun], points: list[Point]):
     assert SOUND in survived(begun["failed"].again(), points, begun["failed"].whole, "--retry-errors")
@@ -144,12 +149,14 @@ def test_retried_rows_move_to_the_results(begun: dict[str, Begun], whole: dict[s
     }
 
 
+@pytest.mark.slow
 def test_a_retry_that_was_broken_off_is_finished_by_the_plain_command(begun: dict[str, Begun]):
     run = begun["failed"].again()
     run.killed_at(RETRYING[2], "--retry-errors")
     assert SOUND in survived(run, [], begun["failed"].whole)
 
 
+@pytest.mark.slow
 @deaths(*halves(ADOPTING))
 def test_parts_whose_lines_are_lost(run: TinyRun, whole: dict[str, Parts], points: list[Point]):
     run.write("generate")
@@ -160,6 +167,7 @@ def test_parts_whose_lines_are_lost(run: TinyRun, whole: dict[str, Parts], point
     assert {file.name: file.stat().st_ino for file in run.path.glob("results/*")} == inodes  # none was done again
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", OVERWRITING, ids=lambda point: point.name)
 def test_a_run_that_takes_the_place_of_another(run: TinyRun, whole: dict[str, Parts], point: Point):
     """A kill while the old run is removed: the plain command finishes the removal, and adopts no part of the old run."""

@@ -137,6 +137,7 @@ def test_a_right_twin_is_still_confirmed_on_the_weights():
     assert setup.limits.rows == 1
 
 
+@pytest.mark.slow
 def test_calls_are_not_cut_where_a_prompt_in_several_calls_is_another(monkeypatch: pytest.MonkeyPatch):
     def one_too_wide(h: mx.array, cache: Any = None, window_size: int | None = None, **more: Any) -> Any:
         return create_attention_mask(h, cache, window_size=None if window_size is None else window_size + 1, **more)
@@ -205,6 +206,7 @@ def test_every_source_that_computes_is_hashed():
     assert named > {"runner/checks/capabilities.py", "kernels/attention.py", "kernels/csrc/library.cpp", "kernels/csrc/matmul.h"}
 
 
+@pytest.mark.slow
 def test_another_source_of_ours_has_another_twin(built: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     capabilities_of(of(LLAMA))
     header = tmp_path / "softmax.h"

@@ -38,6 +38,7 @@ def test_a_sound_model_keeps_its_ways_and_its_tower(way: str) -> None:
     assert before.calls == 0
 
 
+@pytest.mark.slow
 def test_features_that_go_to_a_wrong_row_of_a_batch_let_one_row_run_at_a_time(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -48,6 +49,7 @@ def test_features_that_go_to_a_wrong_row_of_a_batch_let_one_row_run_at_a_time(
     assert "wrong: with pictures rows together had other logprobs than alone; so one row runs at a time" in caplog.text
 
 
+@pytest.mark.slow
 def test_pictures_that_must_not_be_cut_are_fed_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     setup = reading()
     right = ImageEmbedding.__call__

@@ -42,6 +42,7 @@ def test_no_row_of_a_file_that_changes_while_it_is_read_is_handed_on(tmp_path: P
     assert handed_on == read_all(path, tmp_path)[: len(handed_on)]
 
 
+@pytest.mark.slow
 def test_an_unreadable_file_that_changed_is_reported_as_changed(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl.gz"
     path.write_bytes(gzip.compress(random.Random(0).randbytes(1 << 20).hex("\n", 256).encode()))  # more than a buffer holds

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from mlx_bulk.runner.core.outcomes import Failure, Generated, Outcome
 from mlx_bulk.runner.core.requests import Request
 from mlx_bulk.runner.engine.reference_logprobs import Finished, Reference
@@ -30,6 +31,7 @@ def referred(outcomes: list[Generated], network: Any) -> None:
         np.testing.assert_allclose(outcome.ref_tempered_logprobs, tempered[np.arange(len(ids)), ids], rtol=0, atol=DECODE_TOLERANCE)
 
 
+@pytest.mark.slow
 def test_the_base_is_scored_with_the_adapter_off_while_others_decode(tmp_path: Path):
     watch = tmp_path / "adapters"
     write_adapter(watch / "step_1", fresh(), "dora", seed=1)

@@ -53,6 +53,7 @@ def bytes_of(outcomes: list[Outcome]) -> dict[tuple[int, int], list[bytes]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_batch_is_tried_once_more_as_it_was(ahead: bool, caplog: pytest.LogCaptureFixture):
     """Whichever call fails: of a prefill, the first step, one after rows have ended."""
     outcomes, engine, network = outcomes_with(lambda *_: False, ahead)

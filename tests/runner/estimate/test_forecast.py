@@ -42,6 +42,7 @@ def to_the_end(asked: Request, _: object) -> int:
 row = st.tuples(st.integers(1, 60), st.integers(1, 9), st.integers(1, 5))  # prompt tokens, max_tokens, samples
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     rows=st.lists(row, min_size=1, max_size=24),

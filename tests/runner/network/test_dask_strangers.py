@@ -214,6 +214,7 @@ def test_a_driver_that_takes_nothing_holds_a_worker_back(driver: DaskFleet, monk
         assert driver.events(PATIENCE)  # it reads on
 
 
+@pytest.mark.slow
 def test_a_driver_that_takes_nothing_holds_what_is_left_of_all_workers_together(driver: DaskFleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dask_fleet, "FULL_BYTES", 1 << 20)
     content = packed([{"op": "mlx-bulk", "message": to_wire(frames(1, 600 << 10))}])

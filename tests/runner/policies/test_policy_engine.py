@@ -136,6 +136,7 @@ def test_stored_policies_do_not_change_with_the_trainers_files(tmp_path: Path):
         run.store.policy(run.updater.policy.name)
 
 
+@pytest.mark.slow
 def test_policies_given_from_python(tmp_path: Path):
     run = Run(tmp_path)
     folder = write_adapter(tmp_path / "mine", fresh(), seed=5)
@@ -149,6 +150,7 @@ def test_policies_given_from_python(tmp_path: Path):
     assert_each_is_its_own_versions(run, outcomes)
 
 
+@pytest.mark.slow
 def test_an_echo_after_an_update_of_the_head_is_the_new_policys(tmp_path: Path):
     """The head apart that the engine began with is the base's."""
     run = Run(tmp_path)
