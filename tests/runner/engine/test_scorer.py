@@ -37,9 +37,6 @@ def test_prompts_that_share_examples_and_choices_that_share_prompts_score_as_in_
     assert work.progress.prefilled < 0.25 * sum(len(p.ids) for r in asked for p in r.passages)  # shared indeed
 
 
-QUICK = ("llama", "gemma3_text", "mamba2")  # a model of each kind of cache
-
-
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("tokens", [2, 7, 10])
 def test_a_document_longer_than_a_call_goes_in_chunks_over_one_cache(name: str, tokens: int):
