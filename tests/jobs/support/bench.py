@@ -10,8 +10,6 @@ import yaml
 from click.testing import CliRunner
 from mlx_bulk.jobs.cli.main import cli
 
-from .tried_models import tried_once
-
 Record = dict[str, Any]
 ROWS: list[Record] = [
     {"id": "a", "q": "What is 2 + 2?"},
@@ -96,8 +94,7 @@ class Bench:
 
     def command(self, config: Path, *options: str, stdin: str | None = None) -> Done:
         """Runs ``mlx-bulk run`` on an existing config."""
-        with tried_once():
-            result = CliRunner().invoke(cli, ["run", str(config), "--no-supervised", *options], input=stdin)
+        result = CliRunner().invoke(cli, ["run", str(config), "--no-supervised", *options], input=stdin)
         assert result.exception is None or isinstance(result.exception, SystemExit), result.output
         output = Path(options[options.index("--output") + 1]) if "--output" in options else self.root / "run"
         errors = table_of(output / "errors").to_pylist()
