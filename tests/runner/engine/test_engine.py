@@ -19,10 +19,11 @@ WAYS = [
     ("mamba", "joined"),
     ("mamba", "alone"),
 ]
+QUICK_WAYS = (*((name, "padded") for name in (*QUICK, "mixtral")), ("mamba", "joined"))  # and experts
 TWICE = 4e-4  # two logprobs, each off by 2e-4, may change places
 
 
-@pytest.mark.parametrize(("name", "way"), [pytest.param(*each, marks=() if each[0] in QUICK else pytest.mark.slow) for each in WAYS])
+@pytest.mark.parametrize(("name", "way"), [pytest.param(*each, marks=() if each in QUICK_WAYS else pytest.mark.slow) for each in WAYS])
 def test_mixed_lengths_are_as_each_row_alone(name: str, way: str):
     network, prompts = build(name), prompts_of()
     outcomes = run(setup_of(network, way), greedy(prompts))
@@ -41,9 +42,7 @@ def test_chunks_of_a_prefill_change_nothing(name: str):
     assert_decode_is_echo(network, prompts, outcomes)
 
 
-@pytest.mark.parametrize(
-    "name", ["llama", pytest.param("gemma3_text", marks=pytest.mark.slow), pytest.param("lfm2", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("name", ["llama", pytest.param("gemma3_text", marks=pytest.mark.slow), "lfm2"])
 def test_neither_batch_size_nor_order_of_rows_changes_results(name: str):
     network, prompts = build(name), prompts_of()
     requests = greedy(prompts)
@@ -54,12 +53,14 @@ def test_neither_batch_size_nor_order_of_rows_changes_results(name: str):
     assert_same(one, run(setup_of(network, rows=5, tokens=256), shuffled))
 
 
-@pytest.mark.parametrize("tokens", [7, 512])
+@pytest.mark.parametrize("tokens", [7, pytest.param(512, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "lengths",
     [
+        pytest.param((1, 3, 2, 6), marks=pytest.mark.slow),
         (WINDOW - 1, WINDOW, WINDOW + 1, 2),
-        *(pytest.param(lengths, marks=pytest.mark.slow) for lengths in ((1, 3, 2, 6), (40, 5, 30, 1), (1, 1, 2, 1))),
+        (40, 5, 30, 1),
+        pytest.param((1, 1, 2, 1), marks=pytest.mark.slow),
     ],
 )
 def test_decode_crosses_the_border_of_a_sliding_window(lengths: tuple[int, ...], tokens: int):
@@ -70,7 +71,7 @@ def test_decode_crosses_the_border_of_a_sliding_window(lengths: tuple[int, ...],
     assert_decode_is_echo(network, prompts, outcomes)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "mamba2", "lfm2"])
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mamba2", "lfm2"))])
 def test_rows_leave_and_join_in_the_middle(name: str):
     """Each row ends at a step of its own, so that every step somebody leaves, and three slots see nine rows."""
     network, prompts = build(name), prompts_of((4, 25, 1, 13, 2, 9, 20, 3, 6), seed=4)

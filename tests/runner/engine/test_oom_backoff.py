@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -25,6 +26,15 @@ from ..support.tiny_runs import engine_of, greedy, request, run, setup_of
 
 PROMPTS = prompts_of((5, 30, 1, 17, 17, 9, 2, 40, 3, 12, 1, 2))
 DRAWN = [request(i, p, Sampling(max_tokens=4 + i, temperature=1.2), seeds=(7 * i, 7 * i + 1, 7 * i + 2)) for i, p in enumerate(PROMPTS[:7])]
+# samples that join others, and prompts with more samples than the batch has rows
+JOINING = [*DRAWN, *(request(7 + i, p, Sampling(max_tokens=3, temperature=1.2), range(12)) for i, p in enumerate(PROMPTS[7:9]))]
+ASKED = {"greedy": greedy(PROMPTS), "samples": DRAWN, "joining": JOINING}
+
+
+@cache
+def with_room(name: str) -> list[Generated]:
+    """What a device with all the memory in the world gives for ASKED."""
+    return run(setup_of(build("llama"), rows=8, tokens=256), ASKED[name])
 
 
 def outcomes_in(refuses: Refuses, asked: Sequence[Request], **more: Any) -> tuple[list[Outcome], Engine, Tight]:
@@ -35,11 +45,12 @@ def outcomes_in(refuses: Refuses, asked: Sequence[Request], **more: Any) -> tupl
     return list(engine.run(lambda wait: next(windows, None))), engine, network
 
 
-def assert_as_with_room(asked: Sequence[Request], outcomes: Sequence[Outcome]) -> None:
+def assert_as_with_room(asked: Sequence[Request], outcomes: Sequence[Outcome], truth: Sequence[Generated] | None = None) -> None:
     """Each sample has come out once, as from a device with all the memory in the world."""
+    truth = run(setup_of(build("llama"), rows=8, tokens=256), list(asked)) if truth is None else truth
     done = [o for o in outcomes if isinstance(o, Generated)]
     assert len(done) == len(outcomes) == len({(o.row, o.index) for o in done}) == sum(len(r.samples) for r in asked)
-    assert_same(run(setup_of(build("llama"), rows=8, tokens=256), list(asked)), sorted(done, key=lambda o: (o.row, o.index)))
+    assert_same(truth, sorted(done, key=lambda o: (o.row, o.index)))
 
 
 MOMENTS: dict[str, Refuses] = {
@@ -51,14 +62,15 @@ MOMENTS: dict[str, Refuses] = {
 }
 
 
-@pytest.mark.parametrize("asked", [pytest.param(greedy(PROMPTS), id="greedy", marks=pytest.mark.slow), pytest.param(DRAWN, id="samples")])
+@pytest.mark.parametrize("name", [pytest.param("greedy", marks=pytest.mark.slow), "samples"])
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_results_are_the_same_wherever_memory_runs_out(moment: str, asked: list[Request]):
+def test_results_are_the_same_wherever_memory_runs_out(moment: str, name: str):
+    asked = ASKED[name]
     outcomes, engine, network = outcomes_in(MOMENTS[moment], asked)
     assert network.refused
     assert len(network.refused) <= 6  # limits are halved: it does not run into the wall again and again
     assert network.held == 0
-    assert_as_with_room(asked, outcomes)
+    assert_as_with_room(asked, outcomes, with_room(name))
     progress = engine.progress
     assert progress.prompt == sum(len(r.prompt.ids) for r in asked)
     assert progress.generated == sum(len(o.ids) for o in outcomes if isinstance(o, Generated))
@@ -72,18 +84,17 @@ JOINS: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("moment", JOINS)
 def test_no_sample_is_lost_where_memory_runs_out_between_two_calls(moment: str, number: int, monkeypatch: pytest.MonkeyPatch):
+    truth = with_room("joining")
     place, name = JOINS[moment]
     refused = Refused(getattr(place, name), number)
     monkeypatch.setattr(place, name, refused)
-    more = [request(7 + i, p, Sampling(max_tokens=3, temperature=1.2), range(12)) for i, p in enumerate(PROMPTS[7:9])]
-    asked = [*DRAWN, *more]  # samples that join others, and prompts with more samples than the batch has rows
-    outcomes, engine, _ = outcomes_in(lambda *_: False, asked)
+    outcomes, engine, _ = outcomes_in(lambda *_: False, JOINING)
     assert refused.calls >= number
-    assert_as_with_room(asked, outcomes)
-    assert engine.progress.prompt == sum(len(r.prompt.ids) for r in asked)
+    assert_as_with_room(JOINING, outcomes, truth)
+    assert engine.progress.prompt == sum(len(r.prompt.ids) for r in JOINING)
 
 
 @pytest.mark.parametrize("name", ["mamba", "llama"])

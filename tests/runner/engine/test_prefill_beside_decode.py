@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -95,7 +96,7 @@ def test_where_no_row_decodes_calls_are_as_large_as_ever():
 @pytest.mark.parametrize(
     ("name", "way"),
     [
-        *(pytest.param(name, "padded", marks=() if name == "lfm2" else pytest.mark.slow) for name in PADDED),
+        *(pytest.param(name, "padded", marks=() if name in ("llama", "lfm2") else pytest.mark.slow) for name in PADDED),
         *(pytest.param(name, "joined", marks=pytest.mark.slow) for name in JOINED),
     ],
 )
@@ -107,8 +108,7 @@ def test_outcomes_are_those_of_each_row_alone(name: str, way: str):
     assert_greedy_as_alone(network, [rows[one.row].prompt.ids.tolist() for one in found], found)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("ahead", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_drawn_samples_and_figures_are_those_of_drained_prefills(monkeypatch: pytest.MonkeyPatch, ahead: bool):
     for module in (draw, logprobs) if ahead else ():
         monkeypatch.setattr(module, "on_cpu_path", lambda: False)
@@ -176,9 +176,13 @@ def test_caches_of_a_half_done_prefill_stay_within_the_budget_beside_those_that_
 # ------------------------------------------------------------------------------------------------- begun anew
 
 
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("moment", ["prefill", pytest.param("decode", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("number", [2, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("number", "moment", "shared"),
+    [
+        pytest.param(*case, marks=() if case in ((2, "prefill", True), (2, "decode", False)) else pytest.mark.slow)
+        for case in product((2, 5), ("prefill", "decode"), (False, True))
+    ],
+)
 def test_memory_that_runs_out_in_the_middle_of_a_prefill_loses_no_row_and_repeats_none(moment: str, number: int, shared: bool):
     """The ``number``-th call of a kind, counted between the calls of a prefill beside rows that decode."""
     calls: list[int] = []

@@ -1,6 +1,7 @@
 """Tests prefixes on disk: earlier ones give the same figures, unfit ones are refused, and their number is bounded."""
 
 import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -66,7 +67,22 @@ def assert_bits(one: Sequence[Generated], other: Sequence[Generated]) -> None:
                 np.testing.assert_array_equal(getattr(a.echo, name), getattr(b.echo, name))
 
 
-QUICK = ("llama", "gemma3_text", "mamba2")
+@pytest.fixture(scope="module")
+def first_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Generated], int]:
+    """A folder that a run of llama has filled, the run's outcomes, and the tokens that it computed."""
+    folder = tmp_path_factory.mktemp("first")
+    return folder, *generated(of(folder))
+
+
+@pytest.fixture
+def earlier(tmp_path: Path, first_run: tuple[Path, list[Generated], int]) -> tuple[list[Generated], int]:
+    """That run, as if it had filled the folder of this test."""
+    folder, outcomes, computed = first_run
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    return outcomes, computed
+
+
+QUICK = ("llama", "mamba2")  # attention, a recurrent state
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in (*PADDED, *JOINED)])
@@ -102,17 +118,22 @@ def test_prefixes_of_longer_and_other_prompts_are_not_used(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "wanted", [LogprobOptions(), LogprobOptions(echo=True), LogprobOptions(echo=True, top=2, stats=True)], ids=["none", "fewer", "others"]
+    "wanted",
+    [
+        pytest.param(LogprobOptions(), marks=pytest.mark.slow, id="none"),
+        pytest.param(LogprobOptions(echo=True), marks=pytest.mark.slow, id="fewer"),
+        pytest.param(LogprobOptions(echo=True, top=2, stats=True), id="others"),
+    ],
 )
-def test_an_echo_of_other_figures_is_computed_again(tmp_path: Path, wanted: LogprobOptions):
-    computed = generated(of(tmp_path))[1]
+def test_an_echo_of_other_figures_is_computed_again(tmp_path: Path, earlier: tuple[list[Generated], int], wanted: LogprobOptions):
+    _, computed = earlier
     found, again = generated(of(tmp_path, wanted=wanted))
     assert again == computed
     assert_bits(found, generated(of(tmp_path, wanted=wanted))[0])
 
 
-def test_another_model_finds_nothing(tmp_path: Path):
-    computed = generated(of(tmp_path))[1]
+def test_another_model_finds_nothing(tmp_path: Path, earlier: tuple[list[Generated], int]):
+    _, computed = earlier
     assert generated(of(tmp_path, "qwen3"))[1] == computed
     assert generated(of(tmp_path, identity={"weights": "llama", "adapter": "x"}))[1] == computed
 
@@ -137,14 +158,16 @@ def other_tokens(path: Path) -> None:
     [
         pytest.param(flipped, id="a bit"),
         pytest.param(other_tokens, id="another's"),
-        pytest.param(lambda path: path.write_bytes(b""), id="empty", marks=pytest.mark.slow),
-        pytest.param(lambda path: path.write_bytes(path.read_bytes()[:-9]), id="torn", marks=pytest.mark.slow),
-        pytest.param(lambda path: path.write_bytes(b"x" * 300), id="no safetensors", marks=pytest.mark.slow),
-        pytest.param(lambda path: mx.save_safetensors(str(path), {"ids": mx.zeros(3)}), id="of others", marks=pytest.mark.slow),
+        pytest.param(lambda path: path.write_bytes(b""), id="empty"),
+        pytest.param(lambda path: path.write_bytes(path.read_bytes()[:-9]), id="torn"),
+        pytest.param(lambda path: path.write_bytes(b"x" * 300), id="no safetensors"),
+        pytest.param(lambda path: mx.save_safetensors(str(path), {"ids": mx.zeros(3)}), id="of others"),
     ],
 )
-def test_a_damaged_file_gives_one_warning_and_is_replaced(damage: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    first, computed = generated(of(tmp_path))
+def test_a_damaged_file_gives_one_warning_and_is_replaced(
+    damage: Any, tmp_path: Path, earlier: tuple[list[Generated], int], caplog: pytest.LogCaptureFixture
+):
+    first, computed = earlier
     whole = {path: path.read_bytes() for path in files(tmp_path)}
     for path in whole:
         damage(path)
@@ -199,8 +222,10 @@ def test_files_of_a_killed_process_are_removed_too(tmp_path: Path):
     assert [path.suffix for path in files(tmp_path)] == [".safetensors"]
 
 
-def test_a_prefix_that_another_run_removes_is_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
-    first, computed = generated(of(tmp_path))
+def test_a_prefix_that_another_run_removes_is_computed(
+    tmp_path: Path, earlier: tuple[list[Generated], int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    first, computed = earlier
     right = keeping._read  # pyright: ignore[reportPrivateUsage]
 
     def gone(path: Path) -> Any:
@@ -222,13 +247,15 @@ def test_other_files_in_the_folder_stay(tmp_path: Path):
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-def test_a_prefix_above_the_bound_gives_one_warning_and_is_not_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_a_prefix_above_the_bound_gives_one_warning_and_is_not_kept(
+    tmp_path: Path, first_run: tuple[Path, list[Generated], int], caplog: pytest.LogCaptureFixture
+):
     outcomes, computed = generated(of(tmp_path, most_bytes=1000))
     assert files(tmp_path) == []
     assert [record.getMessage().split(": ")[0] for record in caplog.records] == ["batch.prefix_cache"]
-    again, as_many = generated(of(tmp_path))
+    _, truth, as_many = first_run
     assert as_many == computed
-    assert_bits(outcomes, again)
+    assert_bits(outcomes, truth)
 
 
 def test_a_folder_that_cannot_be_written_costs_time_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
@@ -289,9 +316,9 @@ def test_without_shared_prefixes_the_folder_is_unused_and_a_line_says_so(
     assert not (tmp_path / "kv").exists()
 
 
-def test_other_weights_never_get_a_kept_prefix(tmp_path: Path):
+def test_other_weights_never_get_a_kept_prefix(tmp_path: Path, earlier: tuple[list[Generated], int]):
     """A policy's engine begins anew before its first row: from then on nothing is read or written."""
-    computed = generated(of(tmp_path))[1]
+    _, computed = earlier
     before = [(path, path.stat().st_mtime_ns) for path in files(tmp_path)]
     engine, windows = engine_of(of(tmp_path)), iter([ASKED])
     engine.renew()

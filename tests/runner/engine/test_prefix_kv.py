@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -50,8 +51,8 @@ def with_shared_prefixes(setup: Setup, asked: Sequence[Request]) -> tuple[list[G
     ("name", "way"),
     [
         *(pytest.param(name, "padded", marks=() if name in QUICK else pytest.mark.slow) for name in PADDED),
-        *((name, "joined") for name in JOINED),
-        pytest.param("lfm2", "joined", marks=pytest.mark.slow),
+        *(pytest.param(name, "joined", marks=pytest.mark.slow) for name in JOINED),
+        ("lfm2", "joined"),
     ],
 )
 def test_rows_are_as_alone_and_what_they_share_is_fed_once(name: str, way: str, tokens: int):
@@ -67,7 +68,7 @@ def test_rows_are_as_alone_and_what_they_share_is_fed_once(name: str, way: str, 
     assert_decode_is_echo(network, every, outcomes)
 
 
-@pytest.mark.parametrize("head", [True, False])
+@pytest.mark.parametrize("head", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_echo_is_whole_with_its_figures(head: bool):
     network, asked = build("qwen3"), requests(prompts())
     more: dict[str, Any] = {} if head else {"head": None}
@@ -153,7 +154,14 @@ MOMENTS: dict[str, Refuses] = {
 }
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@cache
+def with_room(temperature: float) -> list[Generated]:
+    return run(setup_of(build("llama"), rows=8, tokens=1024), requests(prompts(), temperature))
+
+
+@pytest.mark.parametrize(
+    "moment", [pytest.param(name, marks=() if name in ("prefill", "decode") else pytest.mark.slow) for name in MOMENTS]
+)
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 def test_results_are_the_same_wherever_memory_runs_out(moment: str, temperature: float):
     network, asked = Tight(build("llama"), MOMENTS[moment]), requests(prompts(), temperature)
@@ -161,7 +169,7 @@ def test_results_are_the_same_wherever_memory_runs_out(moment: str, temperature:
     assert network.refused
     assert len(network.refused) <= 6
     assert network.held == 0
-    assert_same(run(setup_of(build("llama"), rows=8, tokens=1024), asked), outcomes)
+    assert_same(with_room(temperature), outcomes)
     assert engine.progress.prompt == sum(map(len, prompts()))
 
 
@@ -206,8 +214,7 @@ def test_where_a_prefix_and_one_row_do_not_fit_together_the_rest_of_the_window_s
     assert held.count(True) > len(network.refused)  # in the second one
     said = [record.getMessage() for record in caplog.records if "without sharing what they begin with" in record.getMessage()]
     assert len(said) == 1
-    truth = run(setup_of(build("llama"), rows=8, tokens=1024), asked)
-    assert_same([one for one in truth for _ in range(2)], done)
+    assert_same([one for one in with_room(0.0) for _ in range(2)], done)
 
 
 def test_other_weights_leave_nothing_of_the_old_ones(kept: keeping.PrefixKV):

@@ -81,7 +81,7 @@ def test_the_breakers_of_a_request_reach_dry():
     assert free.ids.tolist() != broken.ids.tolist()
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
+@pytest.mark.parametrize("name", ["llama", pytest.param("gemma3_text", marks=pytest.mark.slow)])
 def test_seeded_rows_depend_on_neither_batch_size_nor_order(name: str):
     network, requests = build(name), requests_of((5, 21, 1, 9, 13, 2, 7, 30))
     one = run(setup_of(network, rows=1), requests)
@@ -91,7 +91,14 @@ def test_seeded_rows_depend_on_neither_batch_size_nor_order(name: str):
 
 
 @pytest.mark.parametrize(
-    ("name", "way"), [("llama", "padded"), ("gemma3_text", "padded"), ("lfm2", "padded"), ("mamba", "exact"), ("llama", "alone")]
+    ("name", "way"),
+    [
+        ("llama", "padded"),
+        pytest.param("gemma3_text", "padded", marks=pytest.mark.slow),
+        ("lfm2", "padded"),
+        pytest.param("mamba", "exact", marks=pytest.mark.slow),
+        pytest.param("llama", "alone", marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("samples", [3, pytest.param(7, marks=pytest.mark.slow)])
 def test_samples_of_one_prefill_are_as_each_alone(name: str, way: str, samples: int):
@@ -102,9 +109,9 @@ def test_samples_of_one_prefill_are_as_each_alone(name: str, way: str, samples: 
     forked = run(setup_of(network, way), [request(i, p, sampling, [50 * i + s for s in range(samples)]) for i, p in enumerate(prompts)])
     assert [(o.row, o.sample.index) for o in forked] == [(i, s) for i in range(3) for s in range(samples)]
     assert len({tuple(o.ids) for o in forked[:samples]}) == samples
-    for outcome in forked:
-        alone = run(setup_of(network, way, rows=1), [request(0, prompts[outcome.row], sampling, [outcome.sample.seed])])[0]
-        assert_same([alone], [replace(outcome, row=0, sample=alone.sample)])
+    each = [request(i, prompts[o.row], sampling, [o.sample.seed]) for i, o in enumerate(forked)]
+    for i, (alone, outcome) in enumerate(zip(run(setup_of(network, way, rows=1), each), forked, strict=True)):
+        assert_same([alone], [replace(outcome, row=i, sample=alone.sample)])
     assert_decode_is_echo(network, [prompts[o.row] for o in forked], forked)
 
 

@@ -17,18 +17,19 @@ from ..support.score_calls import TEXTS, Calls, ragged_choices, setup
 from ..support.tiny import CONFIGS, VOCABULARY, Chain, build, prompts_of, random_chain
 from ..support.tiny_runs import documents, passage, scored, scored_with, setup_of
 
-QUICK = ("llama", "gemma3_text", "mamba2")  # a model of each kind of cache
+QUICK = ("llama", "gemma3_text", "mixtral", "mamba2")  # a model of each kind of cache, and one with experts
+NAMES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CONFIGS]
 
 
 @pytest.mark.parametrize("split", [True, False])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", NAMES)
 def test_ragged_documents_score_as_in_a_full_forward(name: str, split: bool):
     asked = documents(TEXTS)
     of = setup(name, rows=4, tokens=128, logit_bytes=20 * 4 * VOCABULARY)
     assert_scores_are_naive(build(name), asked, scored(of if split else replace(of, head=None), asked))
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CONFIGS])
+@pytest.mark.parametrize("name", NAMES)
 def test_prompts_that_share_examples_and_choices_that_share_prompts_score_as_in_full_forwards(name: str):
     asked = ragged_choices()
     work = Scorer(setup(name, rows=8, tokens=128))
@@ -37,14 +38,14 @@ def test_prompts_that_share_examples_and_choices_that_share_prompts_score_as_in_
     assert work.progress.prefilled < 0.25 * sum(len(p.ids) for r in asked for p in r.passages)  # shared indeed
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("tokens", [2, 7, 10])
 def test_a_document_longer_than_a_call_goes_in_chunks_over_one_cache(name: str, tokens: int):
     asked = documents(prompts_of((41, 30)))
     assert_scores_are_naive(build(name), asked, scored(setup(name, tokens=tokens), asked))
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "mamba", "lfm2"])
+@pytest.mark.parametrize("name", ["llama", "lfm2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3_text", "mamba"))])
 def test_rows_and_budgets_change_nothing(name: str):
     asked = documents(TEXTS) + [replace(r, row=r.row + len(TEXTS)) for r in ragged_choices()]
     runs = [scored(setup(name, rows=rows, tokens=tokens), asked) for rows, tokens in ((1, 4096), (4, 64), (32, 4096))]

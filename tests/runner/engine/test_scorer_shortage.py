@@ -36,7 +36,7 @@ def assert_complete(asked: Sequence[ScoreRequest], outcomes: Sequence[Outcome]) 
     assert_scores_are_naive(build("llama"), asked, done)
 
 
-@pytest.mark.parametrize("reference", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("reference", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("asked", [documents(TEXTS), ragged_choices()], ids=["documents", "choices"])
 @pytest.mark.parametrize(
     "refuses",
