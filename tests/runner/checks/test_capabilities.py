@@ -1,6 +1,7 @@
 """Tests what a twin shows beyond short rows on a model's own weights, and that the verdict is remembered."""
 
 import functools
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -165,6 +166,26 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
+@pytest.fixture(scope="module")
+def first_verdict(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Capabilities]:
+    """Where the twin of LLAMA is remembered, and what it shows."""
+    root = tmp_path_factory.mktemp("remembered")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(root))
+        found = capabilities_of(of(LLAMA))
+    return root / "mlx-bulk" / "twins", found
+
+
+@pytest.fixture
+def remembered(first_verdict: tuple[Path, Capabilities], folder: Path, built: list[int]) -> Capabilities:
+    """What the twin of LLAMA has shown, as if in an earlier process of this test."""
+    kept, found = first_verdict
+    shutil.copytree(kept, folder)
+    assert capabilities_of(of(LLAMA)) == found
+    assert built == []
+    return found
+
+
 def test_a_twin_is_tried_once(built: list[int], folder: Path):
     model = of(LLAMA)
     first = capabilities_of(model)
@@ -173,28 +194,25 @@ def test_a_twin_is_tried_once(built: list[int], folder: Path):
     assert (len(built), len(list(folder.iterdir()))) == (1, 1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
-        lambda model: of(LLAMA | {"rope_theta": 5000.0}),
-        lambda model: of(LLAMA, Half(llama.ModelArgs.from_dict(LLAMA))),
-        lambda model: replace(model, substitutes=("attention",)),
+        pytest.param(lambda model: of(LLAMA | {"rope_theta": 5000.0}), id="its config"),
+        pytest.param(lambda model: of(LLAMA, Half(llama.ModelArgs.from_dict(LLAMA))), id="its model file", marks=pytest.mark.slow),
+        pytest.param(lambda model: replace(model, substitutes=("attention",)), id="what computes it", marks=pytest.mark.slow),
     ],
-    ids=["its config", "its model file", "what computes it"],
 )
+@pytest.mark.usefixtures("remembered")
 def test_another_model_has_another_twin(built: list[int], change: Callable[[LanguageModel], LanguageModel]):
-    model = of(LLAMA)
-    capabilities_of(model)
-    capabilities_of(change(model))
-    assert len(built) == 2
+    capabilities_of(change(of(LLAMA)))
+    assert len(built) == 1
 
 
+@pytest.mark.usefixtures("remembered")
 def test_another_build_of_the_kernels_has_another_twin(built: list[int], monkeypatch: pytest.MonkeyPatch):
-    capabilities_of(of(LLAMA))
     monkeypatch.setattr(native, "name", lambda: "another build")
     capabilities_of(of(LLAMA))
-    assert len(built) == 2
+    assert len(built) == 1
 
 
 def test_every_source_that_computes_is_hashed():
@@ -206,27 +224,25 @@ def test_every_source_that_computes_is_hashed():
     assert named > {"runner/checks/capabilities.py", "kernels/attention.py", "kernels/csrc/library.cpp", "kernels/csrc/matmul.h"}
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("remembered")
 def test_another_source_of_ours_has_another_twin(built: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    capabilities_of(of(LLAMA))
     header = tmp_path / "softmax.h"
     header.write_text("changed")
     sources = own_sources()
     monkeypatch.setattr(trusting, "own_sources", lambda: sources | {header})
     monkeypatch.setattr(trusting, "own_digest", own_digest.__wrapped__)  # as another process sees it
     capabilities_of(of(LLAMA))
-    assert len(built) == 2
+    assert len(built) == 1
 
 
-@pytest.mark.parametrize("damage", [b"", *(pytest.param(damage, marks=pytest.mark.slow) for damage in (b"{}", b'{"way": "padded"}', None))])
-def test_a_damaged_memory_counts_as_missing(built: list[int], folder: Path, damage: bytes | None):
-    first = capabilities_of(of(LLAMA))
+@pytest.mark.parametrize("damage", [b"", b"{}", b'{"way": "padded"}', None])
+def test_a_damaged_memory_counts_as_missing(built: list[int], folder: Path, remembered: Capabilities, damage: bytes | None):
     (kept,) = folder.iterdir()
     kept.write_bytes(kept.read_bytes().replace(b'"padded"', b'"alone!"') if damage is None else damage)
-    assert capabilities_of(of(LLAMA)) == first
-    assert len(built) == 2
-    assert capabilities_of(of(LLAMA)) == first  # written anew
-    assert len(built) == 2
+    assert capabilities_of(of(LLAMA)) == remembered
+    assert len(built) == 1
+    assert capabilities_of(of(LLAMA)) == remembered  # written anew
+    assert len(built) == 1
 
 
 # -------------------------------------------------------------------------------------------------- without a twin

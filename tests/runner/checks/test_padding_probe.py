@@ -66,7 +66,7 @@ def test_models_that_fail_with_pads_get_rows_of_one_length_in_a_prefill_at_least
     assert found.reason.startswith(reason)
 
 
-@pytest.mark.parametrize("share", [3e-4, 0.02, 0.5])
+@pytest.mark.parametrize("share", [3e-4, *(pytest.param(share, marks=pytest.mark.slow) for share in (0.02, 0.5))])
 def test_a_model_that_is_wrong_in_any_batch_runs_rows_alone_and_is_right(share: float):
     network, prompts = Mixing(build("llama"), share), prompts_of((5, 5, 12))
     found = probe(network, VOCABULARY)

@@ -29,7 +29,7 @@ def reading(family: str = "llama", **more: Any) -> Setup:
     return setup_of(network, images=ImageTable(PLACEHOLDER), shared_prompts=True, **more)
 
 
-@pytest.mark.parametrize("way", ["padded", "joined", "exact", "alone"])
+@pytest.mark.parametrize("way", ["padded", *(pytest.param(way, marks=pytest.mark.slow) for way in ("joined", "exact")), "alone"])
 def test_a_sound_model_keeps_its_ways_and_its_tower(way: str) -> None:
     setup = reading(way=way)
     before = getattr(setup.model, READER)

@@ -22,6 +22,7 @@ from ..support.released_configs import CONFIGS, uncomputed
 from ..support.tiny import JOINED, PADDED, VOCABULARY, WINDOW, Network, build
 
 ALLOWED = 1e-4
+QUICK = ("llama", "gemma3_text", "mixtral", "mamba2")  # a model of each kind of cache, and one with experts
 
 
 def why_not(network: Network, window: int | None, way: Way = "padded", head: bool = True) -> str:
@@ -36,7 +37,7 @@ def tried(network: Any, window: int | None, way: Way, head: Head | None) -> str:
 
 
 @pytest.mark.parametrize("window", [WINDOW, None])
-@pytest.mark.parametrize("name", [*PADDED, *JOINED])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in (*PADDED, *JOINED)])
 def test_a_right_model_is_found_right(name: str, window: int | None):
     assert why_not(build(name), window, "joined" if name in JOINED else "padded") == ""
 

@@ -26,7 +26,7 @@ def checked(name: str, **more: Any) -> Setup:
     return of.with_features(any_slot=slots_alike(of))
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "mamba2"])
+@pytest.mark.parametrize("name", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3_text", "mamba2"))])
 def test_a_rows_bytes_do_not_depend_on_the_order_of_rows(name: str):
     asked = ragged_choices() + [replace(r, row=r.row + 6) for r in documents([*TEXTS, TEXTS[1]])]
     of = checked(name, wanted=LogprobOptions(echo=True, top=3, stats=True))
@@ -58,7 +58,9 @@ def _texts(lengths: Sequence[int], seed: int) -> list[Ids]:
     return [rng.integers(3, 2048, n).tolist() for n in lengths]
 
 
-@pytest.mark.parametrize("lengths", [(6,) * 5, (9, 8, 8, 8, 8, 8, 4), (40, 33, 33, 33, 33, 33, 12)])
+@pytest.mark.parametrize(
+    "lengths", [(6,) * 5, *(pytest.param(n, marks=pytest.mark.slow) for n in ((9, 8, 8, 8, 8, 8, 4), (40, 33, 33, 33, 33, 33, 12)))]
+)
 def test_a_row_at_the_border_of_a_batch_keeps_its_bytes(wide: Setup, lengths: Sequence[int]):
     texts = _texts(lengths, 0)
     found = as_bytes(scored(wide, documents(texts)))

@@ -14,6 +14,8 @@ from ..support.naive_truth import assert_scores_are_naive
 from ..support.tiny import CONFIGS, EXACT, VOCABULARY, Network, build, prompts_of
 from ..support.tiny_runs import documents, multiple_choice, scored, setup_of
 
+QUICK = ("llama", "gemma3_text", "mixtral", "mamba2")  # a model of each kind of cache, and one with experts
+
 
 def found_for(network: Network, way: str = "padded") -> Shortcuts:
     of = setup_of(network, way, rows=8)
@@ -84,7 +86,7 @@ class OneRowOnTop(Around):
         return self.model(tokens, cache=cache)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CONFIGS])
 def test_all_shortcuts_are_right_for_families_that_mlx_lm_computes_right(name: str):
     found = found_for(build(name), "exact" if name in EXACT else "padded")
     assert (found.head, found.right_padded, found.shared_passages, found.reasons) == (True, True, True, ())
@@ -106,7 +108,15 @@ def test_a_shortcut_that_is_wrong_is_not_taken(fault: type[Around], head: bool, 
     assert any(said.startswith(reason) for said in found.reasons), found.reasons
 
 
-@pytest.mark.parametrize(("share", "dtype"), [(3e-4, mx.float32), (2e-4, mx.float32), (0.1, mx.bfloat16), (0.1, mx.float16)])
+@pytest.mark.parametrize(
+    ("share", "dtype"),
+    [
+        pytest.param(3e-4, mx.float32, marks=pytest.mark.slow),
+        (2e-4, mx.float32),
+        (0.1, mx.bfloat16),
+        pytest.param(0.1, mx.float16, marks=pytest.mark.slow),
+    ],
+)
 def test_a_pad_that_changes_logprobs_by_more_than_rounding_is_no_shortcut(share: float, dtype: mx.Dtype):
     clean = _as("llama", dtype)
     assert found_for(clean).right_padded
