@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mlx_bulk.runner.core.requests import Passage, ScoreRequest
 from mlx_bulk.runner.scheduler.limits import Limits
@@ -77,7 +77,6 @@ def asked(requests: list[ScoreRequest]) -> list[tuple[int, int, int]]:
     return sorted((i, j, int(p)) for i, r in enumerate(requests) for j, part in enumerate(r.passages) for p in part.positions)
 
 
-@settings(max_examples=150, deadline=None)
 @given(_requests(), _limits, st.booleans())
 def test_every_position_is_read_once_whatever_is_shared_and_batched(requests: list[ScoreRequest], limits: Limits, shared: bool):
     top = forest(requests, limits, shared)
@@ -85,7 +84,6 @@ def test_every_position_is_read_once_whatever_is_shared_and_batched(requests: li
     assert sorted(read) == asked(requests)
 
 
-@settings(max_examples=150, deadline=None)
 @given(_requests(), _limits)
 def test_segments_from_the_root_are_the_input_of_their_passages(requests: list[ScoreRequest], limits: Limits):
     for way in branches(forest(requests, limits, shared=True)):
@@ -98,7 +96,6 @@ def test_segments_from_the_root_are_the_input_of_their_passages(requests: list[S
                 np.testing.assert_array_equal(part.passage.ids[:n], segment.ids[:n])
 
 
-@settings(max_examples=150, deadline=None)
 @given(_requests(), _limits, st.booleans())
 def test_batches_keep_to_the_limits(requests: list[ScoreRequest], limits: Limits, equal_lengths: bool):
     top = forest(requests, limits, shared=not equal_lengths)
@@ -113,7 +110,6 @@ def test_batches_keep_to_the_limits(requests: list[ScoreRequest], limits: Limits
         assert len({segment.start for segment in batch}) == 1
 
 
-@settings(max_examples=50, deadline=None)
 @given(_requests(), st.integers(1, 5), st.sampled_from([bucket_length, int]))
 def test_the_shapes_of_fixed_batches_depend_on_lengths_alone(requests: list[ScoreRequest], rows: int, width: Callable[[int], int]):
     found = fixed_batches(requests, rows, width)

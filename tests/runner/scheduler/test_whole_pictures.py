@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mlx_bulk.runner.core.images import ImageTable, PromptImage
 from mlx_bulk.runner.core.requests import Passage, ScoreRequest
@@ -56,8 +56,6 @@ _limits = st.builds(
 )
 
 
-@pytest.mark.slow
-@settings(max_examples=200, deadline=None)
 @given(_requests(), _limits)
 def test_no_batch_ends_within_a_picture(requests: list[ScoreRequest], limits: Limits) -> None:
     top = forest(requests, limits, shared=True)
