@@ -104,7 +104,7 @@ def on_top_of_bases(network: Any) -> Logits:
     return np.concatenate([fed(network, caches, tokens(3, 7, seed=5)), decoded(network, caches, tokens(3, 2, seed=6))], axis=1)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["llama", pytest.param("qwen3", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "story", [a_long_decode, rows_that_leave_and_join, forks, forks_of_forks, copies_that_go_on_apart, on_top_of_bases]
 )
@@ -115,8 +115,16 @@ def test_logits_are_those_of_batches_in_mlx_lm(name: str, story: Callable[[Any],
     np.testing.assert_allclose(story(network), truth, rtol=0, atol=2e-4)
 
 
-@pytest.mark.parametrize("name", [NAMES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[1:])])
-@pytest.mark.parametrize("story", [a_long_decode, rows_that_leave_and_join, forks_of_forks, copies_that_go_on_apart])
+@pytest.mark.parametrize("name", ["llama", pytest.param("qwen3", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "story",
+    [
+        pytest.param(a_long_decode, marks=pytest.mark.slow),
+        rows_that_leave_and_join,
+        pytest.param(forks_of_forks, marks=pytest.mark.slow),
+        copies_that_go_on_apart,
+    ],
+)
 def test_layers_that_the_kernel_leaves_alone_get_copies(name: str, story: Callable[[Any], Logits], monkeypatch: pytest.MonkeyPatch):
     truth = story(tiny.build(name))
     network = kernel_models.put(name)

@@ -25,6 +25,7 @@ from ..support.kernel_models import needed
 from ..support.kernel_pairs import KINDS, Both, ids
 
 pytestmark = needed
+QUICK = ("llama", "qwen3")  # without and with norms of queries and keys
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def both() -> Both:
 
 
 @pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in KINDS])
 def test_a_prefill_in_several_calls_and_100_steps(kind: str, padded: bool):
     """Beyond what a cache has room for at first, twice."""
     both = Both(kind)

@@ -42,7 +42,7 @@ def as_it_came(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", list(USED))
-@pytest.mark.parametrize("length", [1, 9, 70, 150])
+@pytest.mark.parametrize("length", [1, *(pytest.param(length, marks=pytest.mark.slow) for length in (9, 70)), 150])
 def test_logits_are_those_of_mlx_lm(name: str, length: int):
     """Rounding alone: 1e-4 of a spread above 1, the contract's for float32."""
     network = tiny.build(name)

@@ -1,6 +1,7 @@
 """Tests policies that change during a job: each outcome's logprobs are those of its own policy, by a full forward."""
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,16 @@ from ..support.naive_truth import DECODE_TOLERANCE, log_probabilities
 from ..support.policies import PER_SHARD, SAMPLES, SHARDS, WANTED, Run, assert_each_is_its_own_versions, shards, under, versions, windows_of
 from ..support.tiny_runs import engine_of
 
+QUICK = (("padded", "full"), ("beside", "lora"))
 
-@pytest.mark.parametrize("kind", ["lora", pytest.param("dora", marks=pytest.mark.slow), "full"])
-@pytest.mark.parametrize("way", ["padded", pytest.param("exact", marks=pytest.mark.slow), pytest.param("beside", marks=pytest.mark.slow)])
+
+@pytest.mark.parametrize(
+    ("way", "kind"),
+    [
+        pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
+        for case in product(("padded", "exact", "beside"), ("lora", "dora", "full"))
+    ],
+)
 def test_an_update_in_the_middle_of_a_job(kind: str, way: str, tmp_path: Path):
     """beside: rows decode between the calls of a prefill."""
     watch = tmp_path / "adapters"

@@ -81,8 +81,8 @@ def assert_alike(found: list[tuple[list[int], Any]], truth: list[tuple[list[int]
     assert gaps.max() <= FLIPPED
 
 
-@pytest.mark.parametrize("start", [0, 12])
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_moe", "lfm2"])
+@pytest.mark.parametrize("start", [pytest.param(0, marks=pytest.mark.slow), 12])
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3_moe", "lfm2"))])
 def test_a_row_in_a_ragged_batch_gives_what_it_gives_alone(name: str, start: int):
     kv = KVQuantization(8, 32, start)
     requests = asked(texts())

@@ -131,7 +131,7 @@ class Huge(llama.Model):
             {"num_hidden_layers": 60},
             "its first 48 layers have not all 3 kinds of layers and caches, 1 are missing",
         ),
-        (Huge, HugeArgs, {}, "67 million parameters are left of it"),
+        pytest.param(Huge, HugeArgs, {}, "67 million parameters are left of it", marks=pytest.mark.slow),
     ],
 )
 def test_a_model_without_a_twin_gives_the_reason(model: Any, settings: Any, more: dict[str, Any], reason: str):

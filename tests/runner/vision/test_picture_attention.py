@@ -129,12 +129,11 @@ def a_bench(request: pytest.FixtureRequest) -> Bench:
 @pytest.mark.parametrize(
     "more",
     [
-        {},
-        {"chunked": True, "tokens": 8, "rows": 3},
-        {"way": "exact", "chunked": True, "tokens": 6},
-        {"shared_prompts": True, "chunked": True, "rows": 6},
+        pytest.param({}, marks=pytest.mark.slow, id="ragged"),
+        pytest.param({"chunked": True, "tokens": 8, "rows": 3}, id="in calls"),
+        pytest.param({"way": "exact", "chunked": True, "tokens": 6}, marks=pytest.mark.slow, id="exact"),
+        pytest.param({"shared_prompts": True, "chunked": True, "rows": 6}, id="shared"),
     ],
-    ids=["ragged", "in calls", "exact", "shared"],
 )
 def test_completions_and_echo(bench: Bench, more: dict[str, Any], kernels: bool) -> None:
     if kernels:
