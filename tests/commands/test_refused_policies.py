@@ -4,10 +4,13 @@ Workers are threads here; see ThreadFleet.
 """
 
 import threading
+from itertools import count
 
 import pytest
-from mlx_bulk.runner.cluster.messages import Frames, FromWorker, PolicyLoaded, PolicyRefused
+from mlx_bulk.runner.cluster.lease_policies import LeasePolicies
+from mlx_bulk.runner.cluster.messages import Frames
 from mlx_bulk.runner.core.host_process import HostProcess
+from mlx_bulk.runner.worker.sent_policies import PolicyNotLoaded, SentPolicies
 
 from ..jobs.support.bench import Bench
 from ..jobs.support.cluster_runs import engine
@@ -30,17 +33,29 @@ def test_all_workers_give_up_the_leases_of_a_policy_that_they_refuse_in_turn(ben
     assert set().union(*versions(records(bench)).values()) == {0}
 
 
-def test_records_of_a_policy_that_another_worker_refused_meanwhile_are_done_again(bench: Bench, caplog: pytest.LogCaptureFixture):
+def test_records_of_a_policy_that_another_worker_refused_meanwhile_are_done_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """The first worker to load policy 3 has it once the driver knows that the other one has no room."""
     step(bench, 3)
-    refused: list[str] = []
+    turns, refused = count(), threading.Event()
+    load, refuse = SentPolicies.load_kept, LeasePolicies.refuse
 
-    def watch(worker: str, message: FromWorker) -> bool:
-        if isinstance(message, PolicyLoaded) and not refused:
-            refused.append(message.policy)
-            fleet.tell(next(name for name in fleet.workers() if name != worker), PolicyRefused(message.run, message.policy, "no room"))
-        return True
+    def load_in_turn(policies: SentPolicies, name: str) -> None:
+        if name.startswith("3-"):
+            if next(turns):
+                raise PolicyNotLoaded(name, "no room")
+            assert refused.wait(30)
+        load(policies, name)
 
-    fleet = ThreadFleet(engine, 2, watch)
+    def refuse_and_tell(policies: LeasePolicies, name: str, reason: str) -> bool:
+        found = refuse(policies, name, reason)
+        refused.set()
+        return found
+
+    monkeypatch.setattr(SentPolicies, "load_kept", load_in_turn)
+    monkeypatch.setattr(LeasePolicies, "refuse", refuse_and_tell)
+    fleet = ThreadFleet(engine, 2)
     done = roll(bench, over(fleet, min_workers=2))
     fleet.end(True)
     assert (done.complete, done.rows, done.errors, done.refused) == (True, 24, 0, 1)

@@ -112,12 +112,13 @@ def test_a_shortcut_that_is_wrong_is_not_taken(fault: type[Around], head: bool, 
     ("share", "dtype"),
     [
         pytest.param(3e-4, mx.float32, marks=pytest.mark.slow),
-        (2e-4, mx.float32),
+        (1e-4, mx.float32),
         (0.1, mx.bfloat16),
         pytest.param(0.1, mx.float16, marks=pytest.mark.slow),
     ],
 )
-def test_a_pad_that_changes_logprobs_by_more_than_rounding_is_no_shortcut(share: float, dtype: mx.Dtype):
+def test_a_pad_that_changes_logprobs_by_more_than_rounding_is_no_shortcut(share: float, dtype: mx.Dtype, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(CONFIGS, "llama", CONFIGS["llama"] | {"num_hidden_layers": 4})  # the mean of its logits is what pads change
     clean = _as("llama", dtype)
     assert found_for(clean).right_padded
     found = found_for(SeesALittle(clean, share))
