@@ -88,10 +88,22 @@ def is_module(module: Module) -> bool:
     return path.with_suffix(".py").is_file() or path.is_dir()
 
 
-def imports(source: str, package: Module) -> Iterator[Import]:
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """A file, parsed once for all rules."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def imports_of(path: Path) -> list[Import]:
+    """The imports of ours in a file of ours."""
+    return list(imports(tree_of(path), packages_of(path)))
+
+
+def imports(tree: ast.Module, package: Module) -> Iterator[Import]:
     """The imports of ours in a file that lies in ``package``. A name that the rules forbid is given as a module that no room has."""
     ours = {API, *FOLDERS}
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").split(".")[0] in ours):
             module = tuple((node.module or "").split("."))
             allowed = (module[0] == API and not node.level) if package[0] == API else bool(node.level)
@@ -116,7 +128,7 @@ def _below_root(module: Module) -> Module:
 @cache
 def public_modules(room: str) -> frozenset[str] | None:
     """The modules that a room's docstring lists behind ``Public:``; None where it says "all"."""
-    text = ast.get_docstring(ast.parse((ROOT / room / "__init__.py").read_text(encoding="utf-8"))) or ""
+    text = ast.get_docstring(tree_of(ROOT / room / "__init__.py")) or ""
     listed = re.search(r"Public: ([^.]*)\.", text)
     assert listed is not None, (
         f"{room}/__init__.py: its docstring says which modules are public, as 'Public: a, b.', 'Public: all.' or 'none'"
@@ -126,10 +138,10 @@ def public_modules(room: str) -> frozenset[str] | None:
     return None if words == {"all"} else frozenset(words - {"none"})
 
 
-def broken_rules(source: str, module: Module, package: Module) -> list[str]:
-    """Returns the rules that a file with this source breaks, as readable lines."""
+def broken_rules(found_imports: Iterable[Import], module: Module) -> list[str]:
+    """Returns the rules that a file with these imports breaks, as readable lines."""
     room, broken = room_of(module), list[str]()
-    for found in imports(source, package):
+    for found in found_imports:
         target, place = found.module, f"{'/'.join(module)}.py:{found.line}"
         if target[0] == "forbidden":
             broken.append(f"{place} imports {target[1]}; imports of ours are relative, and in {API}/ absolute, as `from … import …`")
@@ -154,9 +166,8 @@ def packages_of(path: Path) -> Module:
     return path.relative_to(ROOT).parent.parts
 
 
-@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_go_one_way(path: Path) -> None:
-    assert broken_rules(path.read_text(encoding="utf-8"), module_of(path), packages_of(path)) == []
+def test_imports_go_one_way() -> None:
+    assert [broken for path in sources() for broken in broken_rules(imports_of(path), module_of(path))] == []
 
 
 def circle_in(arrows: dict[Module, Iterable[Module]]) -> list[Module]:
@@ -169,9 +180,7 @@ def circle_in(arrows: dict[Module, Iterable[Module]]) -> list[Module]:
 
 
 def test_no_file_imports_itself_in_a_circle() -> None:
-    arrows = {
-        module_of(path): {found.module for found in imports(path.read_text(encoding="utf-8"), packages_of(path))} for path in sources()
-    }
+    arrows = {module_of(path): {found.module for found in imports_of(path)} for path in sources()}
     # A package may import its own modules (harness does, to register its model).
     assert (
         circle_in({module: {target for target in targets if module[: len(target)] != target} for module, targets in arrows.items()}) == []
@@ -189,7 +198,7 @@ def test_a_room_is_small_and_says_what_it_is_for(room: str) -> None:
     if room != "configs":  # its files are one a section of the config
         assert len(files) <= MOST_FILES, f"{room} has {len(files)} files; a room with a second purpose becomes two rooms"
     if "/" in room:
-        text = ast.get_docstring(ast.parse((ROOT / room / "__init__.py").read_text(encoding="utf-8"))) or ""
+        text = ast.get_docstring(tree_of(ROOT / room / "__init__.py")) or ""
         assert "Public: " in text
         stems = {path.stem for path in files}
         assert (public_modules(room) or set()) - {"the package itself"} <= stems
@@ -236,7 +245,7 @@ def test_rooms_that_start_at_once_load_no_mlx(room: str) -> None:
 )
 def test_the_rules_see_what_they_forbid(module: str, source: str, broken: bool) -> None:
     parts = tuple(module.split("/"))
-    assert bool(broken_rules(source, parts, parts[:-1])) == broken
+    assert bool(broken_rules(imports(ast.parse(source), parts[:-1]), parts)) == broken
 
 
 def test_a_circle_is_seen() -> None:

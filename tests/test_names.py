@@ -5,7 +5,7 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-from .test_layering import ROOT, sources
+from .test_layering import ROOT, sources, tree_of
 
 # The parts of a kernel triad (specification, chooser, version for the CPU) have the same three names in each kernel's file.
 TRIAD = {"reference", "suits", "on_cpu"}
@@ -20,7 +20,7 @@ def public_names() -> dict[str, list[str]]:
     """Each public class and function at the top of a file, with the files that define it."""
     places: dict[str, list[str]] = defaultdict(list)
     for path in sources():
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in tree_of(path).body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(str(path.relative_to(ROOT)))
     return places
@@ -51,5 +51,5 @@ def test_files_and_first_sentences_are_short() -> None:
 
 def sentence(path: Path) -> list[str]:
     """The words of the first sentence of a file's docstring."""
-    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    text = ast.get_docstring(tree_of(path)) or ""
     return re.split(r"\.\s", text, maxsplit=1)[0].split()

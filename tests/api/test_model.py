@@ -245,6 +245,7 @@ def test_quantized_keys_and_values_change_completions_logprobs_and_no_scores() -
     assert not np.array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_scores_of_a_model_with_quantized_keys_are_sized_by_whole_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[float] = []
 

@@ -64,6 +64,7 @@ def test_scored_texts_are_compared_token_by_token():
     assert "padded_tokens" in told["peers"]["mlx_lm"]
 
 
+@pytest.mark.slow
 def test_samples_share_a_prefill_and_the_peers_prompt_comes_as_often():
     told = performed("samples")
     assert (told["prompts"], told["rows"], told["tokens"]) == (2, 6, 36)

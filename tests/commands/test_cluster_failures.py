@@ -87,7 +87,12 @@ def test_a_row_with_some_samples_done_that_ends_its_workers_is_given_up_alone(be
 
 
 @pytest.mark.parametrize(
-    ("sections", "stage"), [({}, "generate"), (SCORED, "score"), (EMBEDDED, "score")], ids=["generate", "score", "embed"]
+    ("sections", "stage"),
+    [
+        pytest.param({}, "generate", marks=pytest.mark.slow, id="generate"),
+        pytest.param(SCORED, "score", id="score"),
+        pytest.param(EMBEDDED, "score", marks=pytest.mark.slow, id="embed"),
+    ],
 )
 def test_a_row_that_ends_its_workers_has_the_stage_of_a_plain_run(bench: Bench, sections: dict[str, Any], stage: str):
     workers = Poisoned(5)

@@ -121,7 +121,7 @@ def test_a_small_worker_does_all_shards_but_the_one_that_nobody_has_room_for(ben
     assert parts(bench.root / "cluster") == parts(bench.root / "plain")
 
 
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("times", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_shard_that_takes_the_memory_of_a_worker_goes_to_another_one(bench: Bench, monkeypatch: pytest.MonkeyPatch, times: int):
     """Its engine fails twice within a step of the same batch. It goes on with the next shard."""
     run(bench, ModelWork(ModelPool()), "plain", rows=ROWS, **FIXED)

@@ -147,6 +147,7 @@ def test_other_bits_are_another_run(bench: Bench):
     assert "batch.kv_bits: the run has 8, the config now says 4" in done.stderr
 
 
+@pytest.mark.slow
 def test_overwrite_removes_what_an_older_run_measured(bench: Bench):
     before = bench.run(batch=QUANTIZED)
     assert (before.output / "kv_difference.json").exists()

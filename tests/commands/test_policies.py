@@ -141,7 +141,7 @@ def test_overwrite_removes_what_was_kept_and_nothing_else(bench: Bench):
     assert (done.output / "policies" / "notes.txt").is_file()
 
 
-@pytest.mark.parametrize("kind", ["lora", "dora"])
+@pytest.mark.parametrize("kind", ["lora", pytest.param("dora", marks=pytest.mark.slow)])
 def test_beside_a_fixed_adapter_the_base_is_the_reference(bench: Bench, kind: str):
     network = loaded(bench.model).network
     folder = write_adapter(bench.root / "adapter", network, kind)

@@ -17,7 +17,10 @@ ROWS: list[Record] = [
 ]
 EMBED: dict[str, Any] = {"job": "embed", "prompt": {"text": "{{ q }}"}, "embed": {"pooling": "mean"}}
 CLASSIFY: dict[str, Any] = {"job": "classify", "prompt": {"text": "{{ q }}"}, "classify": {"true_token": "e", "false_token": "o"}}
-JOBS = pytest.mark.parametrize(("job", "column"), [(EMBED, "embedding"), (CLASSIFY, "logits")], ids=["embed", "classify"])
+NAMES = ("job", "column")
+CLASSIFYING = pytest.param(CLASSIFY, "logits", id="classify")
+JOBS = pytest.mark.parametrize(NAMES, [pytest.param(EMBED, "embedding", id="embed"), CLASSIFYING])
+EMBEDDING_IS_SLOW = pytest.mark.parametrize(NAMES, [pytest.param(EMBED, "embedding", id="embed", marks=pytest.mark.slow), CLASSIFYING])
 
 
 def ran(bench: Bench, name: str, rows: list[Record], *options: str, **sections: Any) -> Done:
@@ -48,7 +51,7 @@ def test_vectors_are_the_same_in_batches_of_any_size_and_order(bench: Bench, job
             np.testing.assert_allclose(vector, alone[key], rtol=0, atol=1e-5 * max(1.0, float(np.linalg.norm(alone[key]))))
 
 
-@JOBS
+@EMBEDDING_IS_SLOW
 def test_deterministic_records_have_the_same_bytes_also_in_another_order(bench: Bench, job: dict[str, Any], column: str):
     batch = {"rows": 4, "deterministic": True, "rows_per_shard": 16}
     rows = [*ROWS, {"id": "again", "q": ROWS[3]["q"]}]
@@ -87,7 +90,7 @@ def failing_at(monkeypatch: pytest.MonkeyPatch, rows: set[int]) -> None:
     monkeypatch.setattr(IOThreads, "put", put)
 
 
-@JOBS
+@EMBEDDING_IS_SLOW
 def test_failed_rows_are_retried_and_the_run_is_as_if_they_never_had(
     bench: Bench, job: dict[str, Any], column: str, monkeypatch: pytest.MonkeyPatch
 ):

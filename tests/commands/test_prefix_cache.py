@@ -125,6 +125,7 @@ def test_a_file_in_the_place_of_the_folder_is_reported(bench: Bench):
     )
 
 
+@pytest.mark.slow
 def test_prefixes_of_another_model_are_not_used(bench: Bench, computed: list[int]):
     batch, folder = {"prefix_cache": str(bench.root / "kv")}, write_checkpoint(bench.root / "other")
     bench.run(rows=ROWS, prompt=PROMPT, batch=batch)

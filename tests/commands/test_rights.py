@@ -67,7 +67,7 @@ def rights(*roots: Path) -> dict[str, int]:
     return {str(path): stat.S_IMODE(path.stat().st_mode) for path in found}
 
 
-@pytest.mark.parametrize("bits", [0o027, 0o000])
+@pytest.mark.parametrize("bits", [0o027, pytest.param(0o000, marks=pytest.mark.slow)])
 def test_everything_that_a_run_makes_has_the_users_umask(bench: Bench, model: Path, monkeypatch: pytest.MonkeyPatch, bits: int):
     native.library()  # compiled in the cache that all tests share, whichever test is the first; its rights are the compiler's
     copy = Path(shutil.copytree(model, bench.root / "model"))
@@ -176,7 +176,7 @@ def test_a_parent_that_may_not_be_written_is_refused(place: Path, opened: Opened
     assert said.endswith("Choose another --output.")
 
 
-@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("old", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_read_only_volume_is_named_as_such(place: Path, old: bool):
     run = place / "run"
     if old:

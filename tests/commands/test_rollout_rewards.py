@@ -96,7 +96,7 @@ def test_truncated_samples_get_reward_0_only_where_a_function_rated_them(bench: 
         assert [record["advantage"] for record in records] == [0.0] * SAMPLES
 
 
-@pytest.mark.parametrize("kind", ["grpo", "centered", "rloo"])
+@pytest.mark.parametrize("kind", ["grpo", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("centered", "rloo"))])
 def test_a_weighted_sum_beyond_float32_is_null_with_its_reason(bench: Bench, kind: str):
     """Two of four are too large once weighted, one by both functions; the others are as large as may be."""
     source = "def f(completions): return [3e38, 1e32, 1.7e32, -1.7e32]\ndef g(completions): return [None, 1.6e38, 0.0, None]"

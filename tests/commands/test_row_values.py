@@ -18,7 +18,8 @@ VALUES: dict[str, Any] = {
     "dry_sequence_breakers": ["a"], "logit_bias": {"300": 7.5}, "stop": ["e"], "include_stop": True, "stop_token_ids": [430],
     "ignore_eos": True, "min_tokens": 3, "n": 2, "seed": 12345,
 }  # fmt: skip
-
+# A number and a whole one, an object, text, a list, true or false, and what decides how many samples there are and how they are drawn.
+QUICK = ("temperature", "max_tokens", "logit_bias", "stop", "stop_token_ids", "dry_sequence_breakers", "ignore_eos", "n", "seed")
 
 BASE: dict[str, Any] = {"max_tokens": 6, "temperature": 1.0, "xtc_threshold": 0.002, "stop": ["a", "e"], "logit_bias": {str(EOS): 4.0}}
 
@@ -29,7 +30,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory, model: Path) -> list[Record]
     return Bench(tmp_path_factory.mktemp("plain"), model).run(sampling=BASE).records
 
 
-@pytest.mark.parametrize("name", VALUES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in VALUES])
 def test_a_row_s_value_is_as_the_config_s(bench: Bench, plain: list[Record], name: str):
     rows = [{**row, "given": {name: value}} for row, value in zip(ROWS, [VALUES[name], None, VALUES[name], None, None], strict=True)]
     mixed = bench.run(rows=rows, sampling={**BASE, "columns": {name: f"given.{name}"}}).records

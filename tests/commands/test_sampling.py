@@ -81,7 +81,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "presence_penalty": 0.5, "frequency_penalty": 0.25, "logit_bias": {"77": 4.0}, "min_tokens": 3,
     },
 }  # fmt: skip
-
+QUICK = ("temperature", "top_p", "xtc", "frequency_penalty", "logit_bias", "all")  # one of each kind
 
 REPEATS: dict[str, Any] = {"logit_bias": {"430": 30.0, "431": 29.0}}  # makes greedy text repeat, so that penalties have something to do
 
@@ -98,7 +98,7 @@ def test_plain_draws_follow_the_models_logits(model: Path, drawn: Done):
         assert_drawn_as_stated(model, record, Sampling(max_tokens=8))
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in SETTINGS])
 def test_tokens_are_drawn_from_the_stated_distribution(bench: Bench, model: Path, drawn: Done, name: str):
     base: dict[str, Any] = {"max_tokens": 8, **(REPEATS if "penalty" in name else {})}
     setting: dict[str, Any] = {"temperature": 1.0, **base, **SETTINGS[name]}

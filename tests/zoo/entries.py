@@ -65,8 +65,8 @@ NOT_QUANTIZED = {
     "llama4_text": "its head is a product with the embedding's packed weights",
     "prism_hadamard_qwen35": "its weights are of two bits, or it is none",
 }
-# One of each kind of cache, and one with experts; the others of the core are slow.
-QUICK = ("llama", "qwen3_moe", "deepseek_v3", "gemma3_text", "gpt_oss", "lfm2", "mamba2", "rwkv7")
+# Whole keys, windows, experts, sinks, and two kinds of states; the others of the core are slow.
+QUICK = ("llama", "gemma3_text", "qwen3_moe", "gpt_oss", "lfm2", "mamba2")
 SLOW = tuple(name for name in CORE if name not in QUICK)
 PLENTY = 1 << 40  # bytes
 

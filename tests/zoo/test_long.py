@@ -35,7 +35,7 @@ def test_rows_grow_across_the_border_of_the_window_and_far_beyond(name: str):
     assert found.whole <= DECODE_TOLERANCE or name in DECODES_OTHERWISE
 
 
-@pytest.mark.parametrize("name", parameters([*CONFIGS, *WIDE] if EVERY else LONG, slow=("qwen3_next", "gemma3_text wide")))
+@pytest.mark.parametrize("name", parameters([*CONFIGS, *WIDE] if EVERY else LONG, slow=("mamba2", "qwen3_next", "gemma3_text wide")))
 def test_rows_grow_across_what_caches_grow_by(name: str):
     """Of 256 tokens: also with a window that a cache has grown to only in its second step."""
     found, alone = entry(name), entry(name).alone

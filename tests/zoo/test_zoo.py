@@ -96,7 +96,7 @@ def test_ways_that_the_probes_reject_are_wrong(name: str):
 
 
 @pytest.mark.parametrize("bits", [8, 4] if EVERY else [4])
-@pytest.mark.parametrize("name", parameters(QUANTIZED, slow=("deepseek_v3", "qwen3_next", "gpt_oss")))
+@pytest.mark.parametrize("name", parameters(QUANTIZED, slow=("deepseek_v3", "qwen3_next", "gpt_oss", "mamba2")))
 def test_quantized_weights_give_a_batch_what_they_give_a_row_alone(name: str, bits: int):
     if name in NOT_QUANTIZED:
         pytest.skip(NOT_QUANTIZED[name])

@@ -44,7 +44,7 @@ def transformers_of(tokenizer: Tokenizer, side: str) -> Any:
 
 @pytest.mark.parametrize("plain", [True, False])
 @pytest.mark.parametrize("cut", ["truncate_right", "truncate_left"])
-@pytest.mark.parametrize("limit", [None, 8, 21])
+@pytest.mark.parametrize("limit", [None, 8, pytest.param(21, marks=pytest.mark.slow)])
 def test_pairs_are_encoded_and_cut_as_transformers_does(
     tokenizer: Tokenizer, limit: int | None, cut: Cut, plain: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

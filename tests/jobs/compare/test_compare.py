@@ -108,6 +108,7 @@ def test_the_limit_of_an_extended_run_is_the_longer_one(bench: Bench):
     assert compare_runs(a, scored(bench, "c", data={"limit": 3}), 1).settings == {}
 
 
+@pytest.mark.slow
 def test_a_reference_that_one_run_has_is_one_line(bench: Bench, other: Path):
     a, b = scored(bench, "a"), scored(bench, "b", score={"text": "{{ q }}", "reference": {"path": str(other)}})
     assert compare_runs(a, b, 1).settings == {"score.reference": (None, str(other))}

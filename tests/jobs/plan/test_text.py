@@ -33,6 +33,7 @@ def test_a_plan_says_what_pictures_and_copies_of_weights_take(bench: Bench) -> N
     assert "2.0 MB of the weights read pictures; their features take up to 500 MB more (batch.image_memory)" in text
 
 
+@pytest.mark.slow
 @pytest.mark.cpu_path("it multiplies experts in half precision in float32, one at a time")
 def test_copies_of_experts_in_half_precision_are_counted(tmp_path: Path) -> None:
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96, "decoder_sparse_step": 1}

@@ -149,6 +149,7 @@ def test_a_model_agrees_with_itself(bench: Bench) -> None:
         assert [record["reference_logprobs"][i] for i in present] == [record["token_logprobs"][i] for i in present]
 
 
+@pytest.mark.slow
 def test_the_smaller_of_two_models_contexts_is_used_and_recorded(bench: Bench, tmp_path: Path) -> None:
     small = str(write_checkpoint(tmp_path / "small", {**LLAMA, "max_position_embeddings": 40}))
     done = documents(bench, [LONG], {"reference": small})
@@ -202,6 +203,7 @@ def test_settings_that_do_not_fit_are_refused_before_anything_runs(bench: Bench,
     assert said in done.stderr
 
 
+@pytest.mark.slow
 def test_a_model_that_states_no_context_needs_one_for_documents(tmp_path: Path) -> None:
     config = {name: value for name, value in LLAMA.items() if name != "max_position_embeddings"}
     bench = Bench(tmp_path, write_checkpoint(tmp_path / "model", config))

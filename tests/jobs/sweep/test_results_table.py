@@ -21,6 +21,7 @@ def scoring(bench: Bench, rows: list[Record] | None = None, **score: Any) -> dic
     return {**base, "job": "score", "score": {"text": "{{ q }}", **score}}
 
 
+@pytest.mark.slow
 def test_the_table_has_settings_by_their_types_and_statistics_by_group(bench: Bench):
     rows = [{"q": "The king is dead.", "g": "x"}, {"q": "Enter a messenger.", "g": "y"}, {"q": "O", "g": "x"}]
     base = scoring(bench, rows, group_by="g")

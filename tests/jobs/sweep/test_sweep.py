@@ -74,6 +74,7 @@ def test_the_same_command_continues_and_complete_cells_are_left(bench: Bench):
     assert run(bench, "--overwrite", matrix={"data.limit": [2, 3, 4]}).stderr.count("complete already") == 0
 
 
+@pytest.mark.slow
 def test_models_are_loaded_once_each(bench: Bench, model: Path, loads: list[str]):
     other = write_checkpoint(bench.root / "other", LLAMA | {"num_hidden_layers": 1})
     matrix = {"data.limit": [1, 2], "model.path": [str(model), str(other)]}

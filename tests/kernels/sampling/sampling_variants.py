@@ -35,11 +35,9 @@ def by_numpy(x: Floats, p: Parameters) -> tuple[NDArray[np.int32], Floats]:
         return by_library(x, p)
 
 
-SAMPLERS = [
-    pytest.param(by_specification, id="reference"),
-    pytest.param(by_numpy, id="numpy"),
-    pytest.param(by_library, id="library", marks=pytest.mark.skipif(native.library() is None, reason="it serves the CPU, with g++")),
-]
+REFERENCE = pytest.param(by_specification, id="reference")
+LIBRARY = pytest.param(by_library, id="library", marks=pytest.mark.skipif(native.library() is None, reason="it serves the CPU, with g++"))
+SAMPLERS = [REFERENCE, pytest.param(by_numpy, id="numpy"), LIBRARY]
 
 
 def edits_of(s: Sampling, rows: int, prompt: list[int], completion: list[int], eos: list[int]) -> Edits:

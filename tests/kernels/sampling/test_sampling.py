@@ -18,9 +18,11 @@ from .sampling_variants import (
     COMPLETION,
     EOS,
     LAST,
+    LIBRARY,
     LOGITS,
     PLAIN,
     PROMPT,
+    REFERENCE,
     SAMPLERS,
     VARIANTS,
     Floats,
@@ -31,7 +33,7 @@ from .sampling_variants import (
 )
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("sampler", [REFERENCE, pytest.param(by_numpy, id="numpy", marks=pytest.mark.slow), LIBRARY])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_frequencies_follow_the_order_of_sampling(name: str, sampler: Sampler):
     n, s = 20_000, VARIANTS[name]

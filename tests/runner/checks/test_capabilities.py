@@ -235,7 +235,9 @@ def test_another_source_of_ours_has_another_twin(built: list[int], monkeypatch: 
     assert len(built) == 1
 
 
-@pytest.mark.parametrize("damage", [b"", b"{}", b'{"way": "padded"}', None])
+@pytest.mark.parametrize(
+    "damage", [pytest.param(b"", marks=pytest.mark.slow), b"{}", pytest.param(b'{"way": "padded"}', marks=pytest.mark.slow), None]
+)
 def test_a_damaged_memory_counts_as_missing(built: list[int], folder: Path, remembered: Capabilities, damage: bytes | None):
     (kept,) = folder.iterdir()
     kept.write_bytes(kept.read_bytes().replace(b'"padded"', b'"alone!"') if damage is None else damage)

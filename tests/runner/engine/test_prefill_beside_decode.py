@@ -96,7 +96,7 @@ def test_where_no_row_decodes_calls_are_as_large_as_ever():
 @pytest.mark.parametrize(
     ("name", "way"),
     [
-        *(pytest.param(name, "padded", marks=() if name in ("llama", "lfm2") else pytest.mark.slow) for name in PADDED),
+        *(pytest.param(name, "padded", marks=() if name == "llama" else pytest.mark.slow) for name in PADDED),
         *(pytest.param(name, "joined", marks=pytest.mark.slow) for name in JOINED),
     ],
 )
@@ -144,6 +144,7 @@ def test_shared_prefixes_do_not_keep_others_waiting():
     assert max(waits(network.calls[1:])) <= BUDGET + 6  # the last call of a prefill may have a column more
 
 
+@pytest.mark.slow
 def test_a_static_batch_prefills_as_ever():
     setup = beside(build("llama"), static=True)
     for one, other in zip(run(drained(setup), asked(0.9)), run(setup, asked(0.9)), strict=True):
@@ -179,7 +180,7 @@ def test_caches_of_a_half_done_prefill_stay_within_the_budget_beside_those_that_
 @pytest.mark.parametrize(
     ("number", "moment", "shared"),
     [
-        pytest.param(*case, marks=() if case in ((2, "prefill", True), (2, "decode", False)) else pytest.mark.slow)
+        pytest.param(*case, marks=() if case == (2, "decode", True) else pytest.mark.slow)
         for case in product((2, 5), ("prefill", "decode"), (False, True))
     ],
 )

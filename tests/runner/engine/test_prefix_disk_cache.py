@@ -158,9 +158,9 @@ def other_tokens(path: Path) -> None:
     [
         pytest.param(flipped, id="a bit"),
         pytest.param(other_tokens, id="another's"),
-        pytest.param(lambda path: path.write_bytes(b""), id="empty"),
+        pytest.param(lambda path: path.write_bytes(b""), id="empty", marks=pytest.mark.slow),
         pytest.param(lambda path: path.write_bytes(path.read_bytes()[:-9]), id="torn"),
-        pytest.param(lambda path: path.write_bytes(b"x" * 300), id="no safetensors"),
+        pytest.param(lambda path: path.write_bytes(b"x" * 300), id="no safetensors", marks=pytest.mark.slow),
         pytest.param(lambda path: mx.save_safetensors(str(path), {"ids": mx.zeros(3)}), id="of others"),
     ],
 )

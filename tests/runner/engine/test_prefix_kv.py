@@ -24,7 +24,7 @@ from ..support.small_memory import Refuses, Tight, cached
 from ..support.tiny import JOINED, PADDED, build, prompts_of
 from ..support.tiny_runs import engine_of, request, run, setup_of
 
-QUICK = ("llama", "gemma3_text", "mamba2")  # a model of each kind of cache
+QUICK = ("llama", "gemma3_text")  # whole keys, and windows
 ALL = LogprobOptions(echo=True, top=3, stats=True)
 ONCE = SYSTEM + sum(DOCUMENTS) + 3 * sum(n - 1 for n in TAILS) + sum(n - 1 for n in OTHERS) + 2 * (TAILS[2] - 1)  # tokens to be fed
 

@@ -84,6 +84,7 @@ def test_an_adapter_on_the_head_is_off_too(tmp_path: Path):
     assert np.concatenate([np.abs(o.ref_logprobs - o.scores.logprobs) for o in found if o.ref_logprobs is not None]).mean() > 0.05
 
 
+@pytest.mark.slow
 def test_a_second_model_is_the_reference(tmp_path: Path):
     run = Run(tmp_path)
     other = copy.deepcopy(fresh())

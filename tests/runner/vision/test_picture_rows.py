@@ -150,7 +150,7 @@ def test_samples_of_one_row_share_its_picture(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("tokens", [4, 64])
-@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("own", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_rollouts_and_their_reference_have_the_logprobs_of_scoring(bench: Bench, own: bool, tokens: int) -> None:
     """own: the reference is the policy itself; else another network, which reads the same pictures by its own tower."""
     other = bench if own else Bench()

@@ -65,7 +65,7 @@ def failures(outcomes: Sequence[Outcome]) -> dict[int, Failure]:
 
 
 @pytest.mark.parametrize("more", [{}, {"tokens": 4}, {"way": "joined"}, {"way": "alone"}, {"shared_prompts": True}, {"static": True}])
-@pytest.mark.parametrize("most_bytes", [0, 1 << 30])
+@pytest.mark.parametrize("most_bytes", [pytest.param(0, marks=pytest.mark.slow), 1 << 30])
 def test_other_rows_have_the_bytes_that_they_have_without_such_pictures(more: dict[str, Any], most_bytes: int) -> None:
     bench, wanted = Bench(most_bytes=most_bytes), LogprobOptions(echo=True)
     requests = [picture_request(i, row, GREEDY) for i, row in enumerate(bench.rows)]
