@@ -5,8 +5,9 @@ once, each with half of the rows: what the machine's cores give two processes th
 workers can reach. Seconds are those from the first loaded model to the last commit, so that starting counts for none; a second process
 may load its model within them. ``steady`` are the rows a second in the middle: from the first tenth of the rows to the last.
 CPU milliseconds a row are those of all processes in the same seconds. Where they differ between the lines, the cores themselves were not
-equally fast, as on a shared machine; ``cores`` busy, which is CPU seconds by seconds, then says what the runner made of two. By default two
-workers have some 60 seconds of work, and a turn takes seven minutes. Needs an idle machine of two cores or more. The last line is JSON.
+equally fast, as on a shared machine. ``cores`` busy, which is CPU seconds by seconds, then says what the runner made of two; engines' are
+those of them that models had, and ``two_beside_one_engine_cores`` is the ratio of these. By default two workers have some 60 seconds of
+work, and a turn takes seven minutes. Needs an idle machine of two cores or more. The last line is JSON.
 
 A process of one BLAS thread uses some 1.1 cores, as its own thread works beside that of mlx's stream. So two of them on two cores cannot
 reach twice what one does. With --pin each worker, that is an agent with its engine, and each plain run is held to one core of its own, and
@@ -182,6 +183,7 @@ def main() -> None:
     steady = {label: statistics.median(found) for label, found in told.items() if found}
     cpu = {label: {kind: milliseconds(turns, kind, args.rows) for kind in PROCESSES} for label, turns in runs.items()}
     busy = {label: statistics.median(sum(each.cpu.values()) / each.seconds for each in turns) for label, turns in runs.items()}
+    engines = {label: statistics.median(each.cpu["engines"] / each.seconds for each in turns) for label, turns in runs.items()}
     table(
         {
             label: (
@@ -189,6 +191,7 @@ def main() -> None:
                 f"{rates[label]:.1f}",
                 f"{steady[label]:.1f}" if label in steady else "",
                 f"{busy[label]:.2f}",
+                f"{engines[label]:.2f}",
                 *used.values(),
             )
             for label, used in cpu.items()
@@ -198,10 +201,12 @@ def main() -> None:
             "rows/s",
             "steady rows/s",
             "cores",
+            "engines' cores",
             *(f"{kind}' CPU ms/row" if kind != "driver" else "driver's CPU ms/row" for kind in PROCESSES),
         ],
     )
-    figures = {f"{name}{part}": ratio for part, found in (("", rates), ("_steady", steady)) for name, ratio in ratios(found).items()}
+    compared = {"": rates, "_steady": steady, "_engine_cores": engines}
+    figures = {f"{name}{part}": ratio for part, found in compared.items() for name, ratio in ratios(found).items()}
     seconds = {label: [round(each.seconds, 2) for each in turns] for label, turns in runs.items()}
     print(json.dumps({**figures, "seconds": seconds, "cores": busy, "cpu_ms_a_row": cpu, "rows": args.rows, "pinned": args.pin, **about()}))
 

@@ -121,10 +121,8 @@ class FrameIntake:
             batch = journal.checked_batch(kind, frame.payload, frame.checksum)
             self._require_ours(batch, kind, message.shard)
             found[kind] = pa.concat_batches([found[kind], batch]) if len(found[kind]) else batch  # without a copy
-        for batch in found.values():
-            rows, samples = (each.tolist() for each in positions([batch]))
-            if len(set(zip(rows, samples, strict=True))) != len(rows):
-                raise ValueError("the frames hold a row and sample twice")
+        for kind, batch in found.items():
+            self._require_places(batch, kind, message.shard)
         for position, samples in message.admitted:
             if not self._layout.has(position) or self._layout.shard_of(position) != message.shard or not 0 <= samples <= _MOST_SAMPLES:
                 raise ValueError(f"row {position} is not one of shard {message.shard}")
@@ -135,18 +133,23 @@ class FrameIntake:
         return found
 
     def _require_ours(self, batch: pa.RecordBatch, kind: bytes, shard: int) -> None:
-        """Raises ValueError unless the batch has the run's columns, and each row of it is one of ``shard``."""
+        """Raises ValueError unless the batch has the run's columns, and is of the round of ``shard``."""
         if not batch.schema.equals(self._schemas[kind]):
             raise ValueError("the frame has other columns than the run")
         batch.validate(full=True)
         if any(column.null_count for field, column in zip(batch.schema, batch.columns, strict=True) if not field.nullable):
             raise ValueError("the frame has no value where the run has one in each record")
-        rows, samples = (each.tolist() for each in positions([batch]))
-        own = self._layout.rows_of(shard)
-        if not own or any(row not in own for row in rows):
-            raise ValueError(f"the frame holds rows that are not of shard {shard}")
-        least = WHOLE if kind == journal.ERRORS else 0
-        if any(not least <= sample <= _MOST_SAMPLES for sample in samples):
-            raise ValueError("the frame holds a sample that no row has")
         if "round" in batch.schema.names and set(batch.column("round").to_pylist()) - {shard // max(1, self._layout.shards_a_round)}:
             raise ValueError(f"the frame holds rows of another round than shard {shard}")
+
+    def _require_places(self, batch: pa.RecordBatch, kind: bytes, shard: int) -> None:
+        """Raises ValueError unless each record of a message's kind is another row and sample, of rows of ``shard``."""
+        rows, samples = (each.tolist() for each in positions([batch]))
+        own = self._layout.rows_of(shard)
+        if rows and (not own or min(rows) < own.start or max(rows) >= own.stop):
+            raise ValueError(f"the frame holds rows that are not of shard {shard}")
+        least = WHOLE if kind == journal.ERRORS else 0
+        if samples and not (least <= min(samples) and max(samples) <= _MOST_SAMPLES):
+            raise ValueError("the frame holds a sample that no row has")
+        if len(set(zip(rows, samples, strict=True))) != len(rows):
+            raise ValueError("the frames hold a row and sample twice")

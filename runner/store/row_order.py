@@ -27,8 +27,9 @@ def positions(batches: Sequence[pa.RecordBatch]) -> tuple[Ints, Ints]:
 def _joined(batches: Sequence[pa.RecordBatch], name: str) -> Ints:
     if not batches or name not in batches[0].schema.names:
         return np.zeros(sum(batch.num_rows for batch in batches), np.int64)
-    columns = [pc.fill_null(batch.column(name), -1).to_numpy(zero_copy_only=False) for batch in batches]
-    return np.concatenate(columns).astype(np.int64)
+    columns = [batch.column(name) for batch in batches]
+    whole = [pc.fill_null(column, -1) if column.null_count else column for column in columns]
+    return np.concatenate([column.to_numpy() for column in whole]).astype(np.int64)
 
 
 def sorted_records(batches: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
