@@ -7,6 +7,7 @@
 Callers pass the time in, and what is recorded of rows that come back. Sends nothing, and knows no records.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -56,7 +57,7 @@ class Leaser:
         self._session, self._number = session, 0
         self._left, self._lease_seconds, self._speculate = left, lease_seconds, speculate
         self._held: dict[str, dict[str, OpenLease]] = {}  # by worker and name
-        self._paces: dict[str, WorkerPace] = {}
+        self._paces = defaultdict[str, WorkerPace](lambda: WorkerPace(lease_seconds, FIRST_ROOM))
         self._begun = BegunRows(whole_shards)
         self._elsewhere = RowsElsewhere(self.leases, whole_shards)
 
@@ -75,7 +76,7 @@ class Leaser:
 
     def equip(self, worker: str, room: int) -> None:
         """Notes how many rows the worker's engine has at once."""
-        self._pace_of(worker).room = room
+        self._paces[worker].room = room
 
     def deal(self, workers: Sequence[str], now: float) -> list[OpenLease]:
         """Returns new leases for workers that have too few; ``workers`` are all that can be given rows. Each gets one in turn."""
@@ -148,14 +149,14 @@ class Leaser:
 
     def begun(self, worker: str, now: float) -> list[int]:
         """Returns the positions of rows that the worker has begun and not finished, as far as the driver knows; they may be fewer."""
-        return self._begun.under_way(self.of(worker), self._pace_of(worker), now)
+        return self._begun.under_way(self.of(worker), self._paces[worker], now)
 
     def note(self, worker: str, admitted: Collection[Place], resolved: Collection[Place], now: float) -> None:
         """Notes what a worker has sent: how many records each row has in all, and records that are there."""
         self._input.note(admitted, resolved)
         finished = sum(lease.note(admitted, resolved) for lease in self.of(worker))
         if finished:
-            self._pace_of(worker).add(finished, now)
+            self._paces[worker].add(finished, now)
         for lease in self.leases.values() if self.exhausted else ():
             if lease.copied and lease.worker != worker:
                 lease.note(admitted, resolved)
@@ -177,7 +178,7 @@ class Leaser:
         if lease is None:
             return None
         if left := lease.left.keys() & set(lease.given.positions):
-            self._pace_of(lease.worker).add(len(left), now)
+            self._paces[lease.worker].add(len(left), now)
         self._close(lease, now)
         return lease.given
 
@@ -273,12 +274,9 @@ class Leaser:
                 return rows
         return None
 
-    def _pace_of(self, worker: str) -> WorkerPace:
-        return self._paces.setdefault(worker, WorkerPace(self._lease_seconds, FIRST_ROOM))
-
     def _load(self, worker: str, now: float, copied: bool = True) -> WorkerLoad:
         """Returns what a worker has to do. copied: also those rows that another one has."""
-        leases, pace = self.of(worker), self._pace_of(worker)
+        leases, pace = self.of(worker), self._paces[worker]
         rows = sum(len(lease.left) if copied else len(lease.left.keys() - lease.copied) for lease in leases)
         return WorkerLoad(pace.rows_a_second(now), rows, len(leases), pace.room)
 
@@ -291,9 +289,9 @@ class Leaser:
 
     def _hold(self, lease: OpenLease, now: float) -> None:
         self.leases[lease.name] = self._held.setdefault(lease.worker, {})[lease.name] = lease
-        self._pace_of(lease.worker).begin(now)
+        self._paces[lease.worker].begin(now)
 
     def _close(self, lease: OpenLease, now: float) -> None:
         del self.leases[lease.name], self._held[lease.worker][lease.name]
         if not self._held[lease.worker]:
-            self._pace_of(lease.worker).pause(now)
+            self._paces[lease.worker].pause(now)

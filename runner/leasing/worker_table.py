@@ -44,7 +44,9 @@ class WorkerTable:
         with self._lock:
             self._there = usable
             for worker in usable:
-                part, rate = self._part(worker), self._rates.setdefault(worker, RecentRate(RATE_SECONDS))
+                part = self._part(worker)
+                if (rate := self._rates.get(worker)) is None:
+                    rate = self._rates[worker] = RecentRate(RATE_SECONDS)
                 part.seconds += seconds if worker in busy else 0.0
                 if not rate.marks or now - rate.marks[-1][0] >= RATE_STEP:
                     rate.add(now, part.rows)
@@ -83,4 +85,6 @@ class WorkerTable:
             self._run_dir.write_workers(parts)
 
     def _part(self, worker: str) -> WorkerPart:
-        return self._parts.setdefault(worker, WorkerPart(worker, datetime.now(UTC)))
+        if (part := self._parts.get(worker)) is None:
+            part = self._parts[worker] = WorkerPart(worker, datetime.now(UTC))
+        return part

@@ -47,6 +47,14 @@ class Header:
 
 
 @dataclass(slots=True, frozen=True)
+class Sent:
+    """A frame that another process has made: its payload, and the checksum of kind, length and payload."""
+
+    payload: bytes
+    checksum: bytes
+
+
+@dataclass(slots=True, frozen=True)
 class Journal:
     """The contents of a journal. Its batches are views of the file's memory map."""
 
@@ -75,10 +83,14 @@ def begin(path: Path, header: Header, errors: Sequence[pa.RecordBatch] = ()) -> 
     rewrite(path, header, [], errors)
 
 
-def append(path: Path, kind: bytes, batch: pa.RecordBatch) -> None:
-    """Appends ``batch`` as one frame of ``kind`` (RESULTS or ERRORS) to an existing journal. Raises OSError, also where it is gone."""
+def append(path: Path, kind: bytes, batch: pa.RecordBatch, sent: Sent | None = None) -> None:
+    """Appends ``batch`` as one frame of ``kind`` (RESULTS or ERRORS) to an existing journal. Raises OSError, also where it is gone.
+
+    sent: the same batch, as ``checked_batch`` has found it; its bytes are appended as they came.
+    """
     path.stat()  # frames without a header would be lost without a word
-    append_bytes(path, *_batch_frame(kind, batch))
+    frame = _batch_frame(kind, batch) if sent is None else (_frame_header(kind, len(sent.payload), sent.checksum), sent.payload)
+    append_bytes(path, *frame)
 
 
 def frame_content(kind: bytes, batch: pa.RecordBatch) -> tuple[bytes, bytes]:
@@ -91,12 +103,15 @@ def checked_batch(kind: bytes, payload: bytes, checksum: bytes) -> pa.RecordBatc
     """Returns the batch that ``frame_content`` made a frame of. Raises ValueError for other bytes, also where their checksum is right."""
     if _checksum(kind, memoryview(payload)) != checksum:
         raise ValueError("the frame's checksum is wrong")
+    reader = pa.BufferReader(payload)
     try:
-        batches = list(pa.ipc.open_stream(payload))
+        batches = list(pa.ipc.open_stream(reader))
     except Exception as error:  # Arrow raises what it likes for bytes that are not its own: OSError, NotImplementedError
         raise ValueError(f"the frame is no stream of Arrow: {first_line(error)}") from error
     if len(batches) != 1:
         raise ValueError(f"the frame holds {len(batches)} batches, not one")
+    if behind := len(payload) - reader.tell():
+        raise ValueError(f"the frame holds {behind} bytes behind its batch")
     return batches[0]
 
 
@@ -160,7 +175,11 @@ def _batch_payload(batch: pa.RecordBatch) -> memoryview:
 
 
 def _frame(kind: bytes, payload: memoryview) -> tuple[bytes, memoryview]:
-    return _FRAME_HEADER.pack(_MAGIC, kind, len(payload), _checksum(kind, payload)), payload
+    return _frame_header(kind, len(payload), _checksum(kind, payload)), payload
+
+
+def _frame_header(kind: bytes, length: int, checksum: bytes) -> bytes:
+    return _FRAME_HEADER.pack(_MAGIC, kind, length, checksum)
 
 
 def _mapped(path: Path) -> pa.Buffer:

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -116,4 +117,28 @@ def test_no_more_is_taken_in_while_much_waits_to_be_written(writer: Writer, monk
     assert not intake.has_room(0.0)
     slow.set()
     assert intake.has_room(30.0)
+    writer.close()
+
+
+def test_frames_are_appended_as_they_came(writer: Writer, tmp_path: Path):
+    """Where all their records are new, and no other frame of their kind came with them."""
+    intake, path = FrameIntake(writer, SCHEMA, LAYOUT), RunPaths(tmp_path).journal_of(0)
+    came = [frame(1, 0), frame(2, None, journal.ERRORS)]
+    intake.land(frames(0, *came, admitted=[(1, 1), (2, 1)]), lambda kept: None)
+    intake.land(frames(0, frame(1, 0), frame(0, 0)), lambda kept: None)
+    writer.wait()
+    content = path.read_bytes()
+    assert all(each.checksum + each.payload in content for each in came)
+    found, damaged = journal.peek(path)
+    assert found is not None
+    assert damaged == 0
+    assert [batch.column("row").to_pylist() for batch in (*found.results, *found.errors)] == [[1], [0], [2]]
+    writer.close()
+
+
+def test_bytes_behind_a_batch_are_refused(writer: Writer):
+    payload = frame(1, 0).payload + bytes(8)
+    checksum = blake2b(b"R" + len(payload).to_bytes(8, "little") + payload, digest_size=16).digest()
+    with pytest.raises(ValueError, match="8 bytes behind its batch"):
+        FrameIntake(writer, SCHEMA, LAYOUT).land(frames(0, Frame("R", payload, checksum)), lambda kept: None)
     writer.close()
