@@ -163,6 +163,7 @@ def test_a_model_that_does_not_fit_is_skipped_before_it_is_built(monkeypatch: py
     assert " GB, and weights and workspace leave " in caches
 
 
+@pytest.mark.slow
 def test_what_is_planned_decodes_all_its_rows_at_once(monkeypatch: pytest.MonkeyPatch):
     """The engine holds back the same share of memory, and the same workspace: with the least memory that is enough, no row waits."""
     worker, stages, models = module("stage_performance"), module("gpu_stages"), module("random_models")

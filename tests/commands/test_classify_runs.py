@@ -97,6 +97,7 @@ def test_texts_get_labels_and_their_figures(labelled: Done, three: Path, tmp_pat
     assert "4 rows have no label." in labelled.stderr
 
 
+@pytest.mark.slow
 def test_the_report_shows_labels_scores_and_who_is_taken_for_whom(labelled: Done) -> None:
     page = reported(labelled.output)
     shown = "".join([page.text, *page.scripts])

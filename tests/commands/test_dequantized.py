@@ -52,6 +52,7 @@ def test_a_deterministic_run_does_not_go_on_with_weights_held_otherwise(bench: B
     assert bench.run(batch=batch).code == 0
 
 
+@pytest.mark.slow
 def test_another_run_goes_on_and_notes_how_they_are_held(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     assert bench.run(data={"limit": 2}, batch={"rows_per_shard": 2}).code == 0
     make_memory_small(bench, monkeypatch)

@@ -223,6 +223,7 @@ def test_vectors_are_exported_as_parquet_and_json(tmp_path: Path, whole: Done) -
     assert np.array_equal(np.array(lines, np.float32), vectors(done))
 
 
+@pytest.mark.slow
 def test_the_report_shows_lengths_and_neighbours(whole: Done) -> None:
     result = CliRunner().invoke(cli, ["report", str(whole.output)])
     assert result.exit_code == 0, result.output

@@ -140,6 +140,7 @@ def test_records_without_logprobs_cannot_be_compared(bench: Bench):
     assert "logprobs.tokens is false" in measured(done)["reason"]
 
 
+@pytest.mark.slow
 def test_other_bits_are_another_run(bench: Bench):
     bench.run(batch=QUANTIZED)
     done = bench.run(batch={"kv_bits": 4, "kv_group": 32})

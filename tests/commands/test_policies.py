@@ -116,6 +116,7 @@ def test_verify_finds_a_policy_that_is_damaged_or_gone(bench: Bench):
     assert f"wrong: {folder}: policy {folder.name} is not kept there" in found.stdout
 
 
+@pytest.mark.slow
 def test_a_fixed_adapter_is_version_0_and_another_is_drift(bench: Bench):
     network = loaded(bench.model).network
     first, second = (write_adapter(bench.root / name, network, seed=seed) for name, seed in (("first", 1), ("second", 2)))

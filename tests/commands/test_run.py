@@ -179,7 +179,7 @@ def test_another_model_gives_other_logprobs(bench: Bench, standard: Done):
     assert column(done, "logprobs") != column(standard, "logprobs")
 
 
-@pytest.mark.parametrize("kind", ["lora", "dora"])
+@pytest.mark.parametrize("kind", ["lora", pytest.param("dora", marks=pytest.mark.slow)])
 def test_an_adapter_changes_the_run(bench: Bench, model: Path, standard: Done, kind: str):
     adapter = write_adapter(model, bench.root / kind, kind)
     done = bench.run(model={"adapter": str(adapter)})

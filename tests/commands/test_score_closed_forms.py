@@ -190,7 +190,7 @@ def strode(ids: Ids, context: int, stride: int, every: bool) -> list[Ids]:
     return seen
 
 
-@pytest.mark.parametrize("rows", [1, 32])
+@pytest.mark.parametrize("rows", [pytest.param(1, marks=pytest.mark.slow), 32])
 @pytest.mark.parametrize("every", [False, True])
 @pytest.mark.parametrize("stride", [None, 5, 11])
 def test_documents_have_the_context_that_their_windows_promise(scale: Bench, stride: int | None, every: bool, rows: int):

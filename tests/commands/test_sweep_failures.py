@@ -201,7 +201,10 @@ def test_a_sweep_is_not_overwritten_where_a_process_works_in_one_of_its_runs(ben
     assert not (first / ".overwrite").exists()
 
 
-@pytest.mark.parametrize("typo", ["base.model.path=/nope/typo", "base.data.path=/nope/typo.jsonl", "adopt"])
+@pytest.mark.parametrize(
+    "typo",
+    ["base.model.path=/nope/typo", *(pytest.param(each, marks=pytest.mark.slow) for each in ("base.data.path=/nope/typo.jsonl", "adopt"))],
+)
 def test_an_overwriting_sweep_that_cannot_start_leaves_its_old_runs_to_the_plain_command(bench: Bench, typo: str):
     path = written(bench, base_of(bench), matrix={"data.limit": [1, 2]})
     assert bench.command(path).code == 0

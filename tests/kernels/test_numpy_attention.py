@@ -16,7 +16,7 @@ pytestmark = pytest.mark.cpu_path("NumPy computes where mlx has its own slow BLA
 CLOSE = 8e-6  # scores of up to 20 are off by 1e-6 each, and so are their weights; values are up to 4
 
 
-@pytest.mark.parametrize("most", [60, 1000, 1 << 20])  # scores of a tile: some queries, a head, rows
+@pytest.mark.parametrize("most", [60, pytest.param(1000, marks=pytest.mark.slow), 1 << 20])  # scores of a tile: some queries, a head, rows
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("b", "h", "kv", "t", "length"), SHAPES)
 def test_agrees_with_the_library_and_with_float64(b: int, h: int, kv: int, t: int, length: int, kind: str, most: int):

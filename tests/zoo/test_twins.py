@@ -22,7 +22,7 @@ def test_the_weights_find_nothing_that_the_twin_has_not_shown(name: str):
 
 
 # Of the core test_zoo.py tells that what is taken is right.
-@pytest.mark.parametrize("name", NAMES if EVERY else ("gemma2", "jamba", "llama"))
+@pytest.mark.parametrize("name", parameters(NAMES if EVERY else ("gemma2", "jamba", "llama"), slow=("gemma2", "jamba")))
 def test_whatever_fails_where_it_is_forced_fails_with_the_twin(name: str):
     network = entry(name).model.network
     found = try_twin(twin(network, CONFIGS[name]))

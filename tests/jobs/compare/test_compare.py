@@ -101,6 +101,7 @@ def test_a_run_without_bos_is_compared_over_the_tokens_that_both_score(bench: Be
     assert f"tokens that A alone scores are not compared: {figures['tokens_only_a']}" in compare(a, b).stdout
 
 
+@pytest.mark.slow
 def test_the_limit_of_an_extended_run_is_the_longer_one(bench: Bench):
     a = scored(bench, "a", data={"limit": 2})
     assert bench.command(bench.root / "a.yaml", "--output", str(a), "--set", "data.limit=3").code == 0

@@ -167,6 +167,7 @@ def test_another_reward_model_is_refused_and_one_that_moved_goes_on(bench: Bench
         assert result.exit_code == 0, result.output
 
 
+@pytest.mark.slow
 def test_a_model_that_is_no_reward_model_is_refused_before_any_weights_are_loaded(bench: Bench, tmp_path: Path, rater: Path):
     three, silent = write_reward_model(tmp_path / "three", labels=3), write_reward_model(tmp_path / "silent")
     (silent / "chat_template.jinja").unlink()

@@ -183,6 +183,7 @@ def test_rows_may_bring_their_own_number_of_samples_and_temperature(bench: Bench
     assert "sampling.temperature of this row: found 0; expected a number above 0" in done.errors[0]["message"]
 
 
+@pytest.mark.slow
 def test_changed_reward_functions_are_drift(bench: Bench):
     settings: dict[str, Any] = {"rewards": [{"fn": f"{rewards_file(bench)}:vowels"}]}
     assert roll(bench, **settings).code == 0
@@ -241,6 +242,7 @@ def newest_is(monkeypatch: pytest.MonkeyPatch, version: int) -> None:
     )  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
 
 
+@pytest.mark.slow
 def test_two_rollout_runs_are_compared_by_round_row_and_sample(bench: Bench):
     one = roll(bench, "--output", str(bench.root / "one"), rounds=2)
     two = roll(bench, "--output", str(bench.root / "two"), rounds=2, sampling={"seed": 1})

@@ -98,6 +98,7 @@ def test_args_of_a_users_function(tmp_path: Path):
     }
 
 
+@pytest.mark.slow
 def test_columns_that_no_row_has(tmp_path: Path):
     file = written(tmp_path, "def f(completions, anser, level=1, **kw): ...\ndef g(prompts, log_extra, trainer_state): ...")
     with pytest.raises(DataError, match=r"rewards\[0\].fn: f has a parameter 'anser': no row has a column 'anser'. Did you mean 'answer'"):
@@ -116,6 +117,7 @@ def test_a_file_of_the_name_of_a_library_hides_nothing(tmp_path: Path):
     assert rated(named(f"{file}:f")).errors == {"f": [None, None]}
 
 
+@pytest.mark.slow
 def test_a_file_is_run_as_it_is_hashed_though_its_time_and_size_are_those_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """As after a deployment that keeps times: Python's own cache would give the function of the file before."""
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)

@@ -22,7 +22,13 @@ def file_bytes(table: pa.Table) -> bytes:
 
 @pytest.mark.parametrize(
     ("kind", "reference"),
-    [pytest.param("text", False, marks=pytest.mark.slow), ("text", True), ("completion", True), ("messages", False), ("choices", False)],
+    [
+        pytest.param("text", False, marks=pytest.mark.slow),
+        ("text", True),
+        ("completion", True),
+        pytest.param("messages", False, marks=pytest.mark.slow),
+        ("choices", False),
+    ],
 )
 def test_the_bytes_do_not_depend_on_how_the_records_are_read(tmp_path: Path, kind: str, reference: bool):
     records = random_records(kind, 60, ["x", "y", "z", None])

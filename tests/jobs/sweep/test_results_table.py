@@ -53,6 +53,7 @@ def test_the_table_takes_no_damaged_statistics(bench: Bench):
     assert note.startswith("figures damaged: stats.arrow or summary.json of the cell is gone or not as it was written")
 
 
+@pytest.mark.slow
 def test_a_setting_that_a_cell_leaves_is_the_bases(bench: Bench):
     include = [{"sampling.max_tokens": 2}, {"data.limit": 1}, {"sampling.temperature": 0.5}]
     assert run(bench, include=include).code == 0

@@ -179,6 +179,7 @@ def test_scores_are_not_computed_again(bench: Bench, how: str):
     assert f"is a run of job: score; {can}. Verify it without {how}." in result.stderr
 
 
+@pytest.mark.slow
 def test_a_policy_that_is_gone_and_a_model_that_is_another(bench: Bench, tmp_path: Path):
     done = two_versions(bench)
     (kept,) = (done.output / "policies").glob("4-*")

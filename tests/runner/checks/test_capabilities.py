@@ -194,6 +194,7 @@ def test_a_twin_is_tried_once(built: list[int], folder: Path):
     assert (len(built), len(list(folder.iterdir()))) == (1, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [

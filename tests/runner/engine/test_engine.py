@@ -42,7 +42,7 @@ def test_chunks_of_a_prefill_change_nothing(name: str):
     assert_decode_is_echo(network, prompts, outcomes)
 
 
-@pytest.mark.parametrize("name", ["llama", pytest.param("gemma3_text", marks=pytest.mark.slow), "lfm2"])
+@pytest.mark.parametrize("name", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "gemma3_text")), "lfm2"])
 def test_neither_batch_size_nor_order_of_rows_changes_results(name: str):
     network, prompts = build(name), prompts_of()
     requests = greedy(prompts)

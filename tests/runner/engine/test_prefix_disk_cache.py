@@ -82,7 +82,7 @@ def earlier(tmp_path: Path, first_run: tuple[Path, list[Generated], int]) -> tup
     return outcomes, computed
 
 
-QUICK = ("llama", "mamba2")  # attention, a recurrent state
+QUICK = ("llama",)
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in (*PADDED, *JOINED)])
@@ -295,6 +295,7 @@ def test_the_identity_tells_models_adapters_and_precisions_apart(checkpoint: Pat
     assert len(set(names)) == 3
 
 
+@pytest.mark.slow
 def test_the_identity_tells_builds_of_the_kernels_apart(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def identity() -> str:
         kept = fitted(loaded(checkpoint), tmp_path / "kv").prefix_cache

@@ -52,7 +52,7 @@ def with_shared_prefixes(setup: Setup, asked: Sequence[Request]) -> tuple[list[G
     [
         *(pytest.param(name, "padded", marks=() if name in QUICK else pytest.mark.slow) for name in PADDED),
         *(pytest.param(name, "joined", marks=pytest.mark.slow) for name in JOINED),
-        ("lfm2", "joined"),
+        pytest.param("lfm2", "joined", marks=pytest.mark.slow),
     ],
 )
 def test_rows_are_as_alone_and_what_they_share_is_fed_once(name: str, way: str, tokens: int):
@@ -159,9 +159,7 @@ def with_room(temperature: float) -> list[Generated]:
     return run(setup_of(build("llama"), rows=8, tokens=1024), requests(prompts(), temperature))
 
 
-@pytest.mark.parametrize(
-    "moment", [pytest.param(name, marks=() if name in ("prefill", "decode") else pytest.mark.slow) for name in MOMENTS]
-)
+@pytest.mark.parametrize("moment", [pytest.param(name, marks=() if name == "decode" else pytest.mark.slow) for name in MOMENTS])
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 def test_results_are_the_same_wherever_memory_runs_out(moment: str, temperature: float):
     network, asked = Tight(build("llama"), MOMENTS[moment]), requests(prompts(), temperature)

@@ -33,7 +33,7 @@ def both() -> Both:
     return Both()
 
 
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("padded", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in KINDS])
 def test_a_prefill_in_several_calls_and_100_steps(kind: str, padded: bool):
     """Beyond what a cache has room for at first, twice."""

@@ -66,6 +66,7 @@ def left_since(before: tuple[set[str], set[int]]) -> tuple[set[str], set[int]]:
     return threads - before[0], pids - before[1]
 
 
+@pytest.mark.slow
 def test_the_records_are_those_of_a_run(bench: Bench):
     settings: dict[str, Any] = (
         rewarded(bench) | SHARDS_OF_TWO | {"rounds": 2, "policy": {"reference": "base"}, "data": {"key": "id", "keep": ["q"]}}

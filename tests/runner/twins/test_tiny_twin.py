@@ -125,11 +125,12 @@ class Huge(llama.Model):
     [
         (OneSize, llama.ModelArgs, {}, "kernels for 128 alone"),
         (Crashing, llama.ModelArgs, {}, "NotImplementedError"),
-        (
+        pytest.param(
             LastOneDiffers,
             llama.ModelArgs,
             {"num_hidden_layers": 60},
             "its first 48 layers have not all 3 kinds of layers and caches, 1 are missing",
+            marks=pytest.mark.slow,
         ),
         pytest.param(Huge, HugeArgs, {}, "67 million parameters are left of it", marks=pytest.mark.slow),
     ],
