@@ -81,9 +81,7 @@ class FrameIntake:
 
         self._note_bytes(size)
         results, errors = found[journal.RESULTS], found[journal.ERRORS]
-        sent = {frame.kind.encode(): journal.Sent(frame.payload, frame.checksum) for frame in message.frames}
-        alone = len(sent) == len(message.frames)  # else frames of one kind are joined, and so are other bytes
-        self._writer.land(message.shard, message.admitted, results, errors, count, sent if alone else None)
+        self._writer.land(message.shard, message.admitted, results, errors, count)
         return len(results), sum(stage in OWN_STAGES for stage in errors["stage"].to_pylist())
 
     def fail(self, shard: int, admitted: Sequence[Place], failures: Sequence[Failure]) -> None:

@@ -3,6 +3,7 @@
 The driver's thread tells of it, the thread that shows progress reads. Knows no messages.
 """
 
+from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -22,7 +23,7 @@ class WorkerTable:
     def __init__(self, run_dir: RunDir):
         self._run_dir = run_dir
         self._parts = {part.worker: part for part in worker_parts(run_dir)}
-        self._rates: dict[str, RecentRate] = {}
+        self._rates = defaultdict[str, RecentRate](lambda: RecentRate(RATE_SECONDS))
         self._there: list[str] = []
         self._looked: float | None = None
         self._lock = Lock()
@@ -44,9 +45,7 @@ class WorkerTable:
         with self._lock:
             self._there = usable
             for worker in usable:
-                part = self._part(worker)
-                if (rate := self._rates.get(worker)) is None:
-                    rate = self._rates[worker] = RecentRate(RATE_SECONDS)
+                part, rate = self._part(worker), self._rates[worker]
                 part.seconds += seconds if worker in busy else 0.0
                 if not rate.marks or now - rate.marks[-1][0] >= RATE_STEP:
                     rate.add(now, part.rows)

@@ -47,14 +47,6 @@ class Header:
 
 
 @dataclass(slots=True, frozen=True)
-class Sent:
-    """A frame that another process has made: its payload, and the checksum of kind, length and payload."""
-
-    payload: bytes
-    checksum: bytes
-
-
-@dataclass(slots=True, frozen=True)
 class Journal:
     """The contents of a journal. Its batches are views of the file's memory map."""
 
@@ -83,14 +75,10 @@ def begin(path: Path, header: Header, errors: Sequence[pa.RecordBatch] = ()) -> 
     rewrite(path, header, [], errors)
 
 
-def append(path: Path, kind: bytes, batch: pa.RecordBatch, sent: Sent | None = None) -> None:
-    """Appends ``batch`` as one frame of ``kind`` (RESULTS or ERRORS) to an existing journal. Raises OSError, also where it is gone.
-
-    sent: the same batch, as ``checked_batch`` has found it; its bytes are appended as they came.
-    """
+def append(path: Path, kind: bytes, batch: pa.RecordBatch) -> None:
+    """Appends ``batch`` as one frame of ``kind`` (RESULTS or ERRORS) to an existing journal. Raises OSError, also where it is gone."""
     path.stat()  # frames without a header would be lost without a word
-    frame = _batch_frame(kind, batch) if sent is None else (_frame_header(kind, len(sent.payload), sent.checksum), sent.payload)
-    append_bytes(path, *frame)
+    append_bytes(path, *_batch_frame(kind, batch))
 
 
 def frame_content(kind: bytes, batch: pa.RecordBatch) -> tuple[bytes, bytes]:
@@ -175,11 +163,7 @@ def _batch_payload(batch: pa.RecordBatch) -> memoryview:
 
 
 def _frame(kind: bytes, payload: memoryview) -> tuple[bytes, memoryview]:
-    return _frame_header(kind, len(payload), _checksum(kind, payload)), payload
-
-
-def _frame_header(kind: bytes, length: int, checksum: bytes) -> bytes:
-    return _FRAME_HEADER.pack(_MAGIC, kind, length, checksum)
+    return _FRAME_HEADER.pack(_MAGIC, kind, len(payload), _checksum(kind, payload)), payload
 
 
 def _mapped(path: Path) -> pa.Buffer:

@@ -19,7 +19,7 @@ from ..core.errors import DROP
 from . import journal
 from .arrow_builder import record_batch, record_bytes
 from .commit_log import Commit, CommitLog
-from .journal import Header, Journal, Sent
+from .journal import Header, Journal
 from .part_file import errors_schema
 from .paths import OWN_JOURNALS, RunPaths
 from .row_order import positions
@@ -67,27 +67,22 @@ class OpenShard:
             self.errors = []
         self.held_bytes = 0
 
-    def append(self, path: Path, kind: bytes, batch: pa.RecordBatch, sent: Sent | None = None) -> None:
+    def append(self, path: Path, kind: bytes, batch: pa.RecordBatch) -> None:
         """Appends a frame to the journal at ``path``, which is made at first."""
         self._begin(path)
-        journal.append(path, kind, batch, sent)
+        journal.append(path, kind, batch)
         self.synced = False
 
-    def land(self, path: Path, kind: bytes, batch: pa.RecordBatch, sent: Sent | None = None) -> list[int]:
+    def land(self, path: Path, kind: bytes, batch: pa.RecordBatch) -> list[int]:
         """Appends what ``batch`` holds of unfinished samples, and counts it in the ledger. Returns the row of each such record.
 
-        A row cannot fail as a whole when it has finished samples, so such a failure is left out, too. sent: see ``journal.append``.
+        A row cannot fail as a whole when it has finished samples, so such a failure is left out, too.
         """
-        if not batch.num_rows:
-            return []
         rows, samples = (each.tolist() for each in positions([batch]))
         new = [self._is_new(row, sample) for row, sample in zip(rows, samples, strict=True)]
         if not any(new):
             return []
-        if all(new):
-            self.append(path, kind, batch, sent)
-        else:
-            self.append(path, kind, batch.filter(pa.array(new)))
+        self.append(path, kind, batch if all(new) else batch.filter(pa.array(new)))
         for row, sample, counts in zip(rows, samples, new, strict=True):
             if counts and kind == journal.RESULTS:
                 self.ledger.add_result(row, sample)

@@ -18,7 +18,7 @@ from ..core.shard_layout import Layout
 from ..files.disk_space import room_on
 from . import journal
 from .commit_log import append_closing, read_commits
-from .journal import Header, Sent
+from .journal import Header
 from .open_journals import OpenShard
 from .part_file import error_record, record_place
 from .paths import RunPaths
@@ -84,15 +84,14 @@ class Writer:
         results: pa.RecordBatch,
         errors: pa.RecordBatch,
         landed: Callable[[Set[int]], None],
-        sent: Mapping[bytes, Sent] | None = None,
     ) -> None:
         """Adds the finished records of a shard that another process has made.
 
         admitted: positions, and the samples that each row will have. results, errors: in the columns of the parts; what is finished
         already is left out, since a row may have been done twice. landed: called in the writer's thread with the positions of rows of
-        which something was not left out. sent: by kind, the bytes that the results or the errors came as; see ``journal.append``.
+        which something was not left out.
         """
-        self._put(lambda: landed(self._land(shard, admitted, results, errors, sent or {})))
+        self._put(lambda: landed(self._land(shard, admitted, results, errors)))
 
     def look_up(self, positions: Sequence[int], told: Callable[[list[RecordedRow]], None]) -> None:
         """Calls ``told`` in the writer's thread with what is recorded of the rows at ``positions`` after all that was added before."""
@@ -210,14 +209,7 @@ class Writer:
             shard.ledger.add_error(row, sample)
             self.errors += 1
 
-    def _land(
-        self,
-        number: int,
-        admitted: Sequence[tuple[int, int]],
-        results: pa.RecordBatch,
-        errors: pa.RecordBatch,
-        sent: Mapping[bytes, Sent],
-    ) -> set[int]:
+    def _land(self, number: int, admitted: Sequence[tuple[int, int]], results: pa.RecordBatch, errors: pa.RecordBatch) -> set[int]:
         if number in self._committed:
             return set()
         number, shard = self._shard(number * self._layout.rows_per_shard)
@@ -225,8 +217,8 @@ class Writer:
         with self._settling(number, shard), journal.loss_as_error(path):
             for position, samples in admitted:
                 ledger.admit(self._layout.row_of(position), samples)
-            kept = shard.land(path, journal.RESULTS, results, sent.get(journal.RESULTS))
-            failed = shard.land(path, journal.ERRORS, errors, sent.get(journal.ERRORS))
+            kept = shard.land(path, journal.RESULTS, results)
+            failed = shard.land(path, journal.ERRORS, errors)
             self.records, self.errors = self.records + len(kept), self.errors + len(failed)
         first = number * self._layout.rows_per_shard - self._layout.rows_of(number).start
         return {first + row for row in (*kept, *failed)}

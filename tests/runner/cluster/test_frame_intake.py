@@ -120,8 +120,7 @@ def test_no_more_is_taken_in_while_much_waits_to_be_written(writer: Writer, monk
     writer.close()
 
 
-def test_frames_are_appended_as_they_came(writer: Writer, tmp_path: Path):
-    """Where all their records are new, and no other frame of their kind came with them."""
+def test_of_each_message_what_is_new_is_appended(writer: Writer, tmp_path: Path):
     intake, path = FrameIntake(writer, SCHEMA, LAYOUT), RunPaths(tmp_path).journal_of(0)
     came = [frame(1, 0), frame(2, None, journal.ERRORS)]
     intake.land(frames(0, *came, admitted=[(1, 1), (2, 1)]), lambda kept: None)

@@ -70,11 +70,11 @@ def test_lines_appended_before_an_error_are_not_appended_again(tmp_path: Path, m
         out = Writer(run, run.identity, SCHEMA, Layout(ROWS, PER_SHARD), run.recover(Layout(ROWS, PER_SHARD), SCHEMA), fsync_seconds=3600)
         real, failed = journal.append, list[bytes]()
 
-        def once(file: Path, kind: bytes, batch: Any, sent: journal.Sent | None) -> None:
+        def once(file: Path, kind: bytes, batch: Any) -> None:
             if kind == journal.ERRORS and not failed:
                 failed.append(kind)
                 raise OSError(errno.EIO, "Input/output error", str(file))
-            real(file, kind, batch, sent)
+            real(file, kind, batch)
 
         patch.setattr(writer.journal, "append", once)
         out.admit(0, 2)
