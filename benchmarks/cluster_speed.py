@@ -6,8 +6,10 @@ workers can reach. Seconds are those from the first loaded model to the last com
 may load its model within them. ``steady`` are the rows a second in the middle: from the first tenth of the rows to the last.
 CPU milliseconds a row are those of all processes in the same seconds. Where they differ between the lines, the cores themselves were not
 equally fast, as on a shared machine. ``cores`` busy, which is CPU seconds by seconds, then says what the runner made of two.
-``engines' cores`` counts the processes with models alone, and ``two_beside_one_engine_cores`` compares two workers with one by it. By default
-two workers have some 60 seconds of work, and a turn takes seven minutes. Needs an idle machine of two cores or more. The last line is JSON.
+``engines' cores`` counts the processes with models alone, and ``two_beside_one_engine_cores`` compares two workers with one by it.
+
+By default two workers have some 60 seconds of work, and a turn takes seven minutes. Needs an idle machine of two cores or more. The last
+line is JSON.
 
 A process of one BLAS thread uses some 1.1 cores, as its own thread works beside that of mlx's stream. So two of them on two cores cannot
 reach twice what one does. With --pin each worker, that is an agent with its engine, and each plain run is held to one core of its own, and
