@@ -4,7 +4,7 @@
     python benchmarks/all.py FOLDER --only score answers
     python benchmarks/all.py FOLDER --tier avx2 --llama LLAMA --data gsm8k_test.jsonl
 
-``--tier`` holds ours and all peers to those vector units, runs a short selection, some nine minutes, and writes the tier's table. FOLDER is
+``--tier`` holds ours and all peers to those vector units, runs a selection, some fifteen minutes, and writes the tier's table. FOLDER is
 then the tier's own. LLAMA holds a llama-cpp-python built for the tier: ``tiers.py`` says how.
 
 Leave the machine alone meanwhile: it takes an hour or two. A benchmark whose file is in FOLDER already is not run again, unless
@@ -35,7 +35,7 @@ def main() -> None:
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     here, commands = Path(__file__).parent, TIER_COMMANDS if args.tier else COMMANDS
-    environment = os.environ | ({tiers.VARIABLE: args.tier} if args.tier else {})
+    environment = os.environ | ({tiers.VARIABLE: args.tier} | tiers.FOR_PEERS[args.tier] if args.tier else {})
     if args.llama:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(args.llama.absolute()), os.environ.get("PYTHONPATH")]))
     for name, (program, *options) in commands.items():

@@ -16,11 +16,11 @@ COMMANDS: dict[str, list[str]] = {
     "million": ["million.py"],
     "million-score": ["million.py", "--job", "score"],
 }
-# Of a tier's table: some nine minutes on two cores.
-SHORT = ["--prompts", "32", "--new", "32", "--peers", "transformers_sorted", "llama_cpp", "sgemm"]
+# Of a tier's table: some fifteen minutes on two cores.
+TIER_PEERS = ["--peers", "transformers_sorted", "llama_cpp", "sgemm"]
 TIER_COMMANDS: dict[str, list[str]] = {
-    "135m": ["generate_speed.py", *SHORT],
-    "5m": ["generate_speed.py", "--shape", "5m", *SHORT],
+    "135m": ["generate_speed.py", *TIER_PEERS],
+    "5m": ["generate_speed.py", "--shape", "5m", "--rounds", "7", *TIER_PEERS],
     "score": ["score_speed.py", "--texts", "32", "--peers", "sgemm", "transformers", "llama_cpp"],
     "answers": ["prefix_speed.py", "--work", "answers", "--count", "24"],
 }

@@ -6,8 +6,7 @@ What is found is told piece by piece: the process may run out of memory, or be k
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
-from inspect import signature
+from dataclasses import replace
 from typing import Any
 
 import gpu_peers
@@ -24,7 +23,6 @@ from mlx_bulk.kernels.sampling import logit_memory
 from mlx_bulk.runner.checks.engine_setup import ROWS
 from mlx_bulk.runner.core.errors import OutOfRoom, first_line, is_out_of_memory
 from mlx_bulk.runner.engine.setup import Setup
-from mlx_bulk.runner.layers.kv_cache import make_caches
 from mlx_bulk.runner.models.device_memory import kv_bytes
 from mlx_bulk.runner.models.loader import LanguageModel
 from queued_steps import queued
@@ -32,8 +30,6 @@ from random_models import mx
 
 SHORTAGE = "out of memory"
 STEPWISE = "ours_step_by_step"
-AHEAD = "ahead" in {field.name for field in fields(Setup)}
-QUANTIZED_KV = "kv" in signature(make_caches).parameters  # else the setting is known, and nothing reads it yet
 CHECKED = 2.0  # seconds of products in bfloat16 that a peer's rows may take: in float32 they take some times as long
 NOTHING: Mapping[str, Any] = {}
 Tell = Callable[[dict[str, Any]], None]
@@ -88,9 +84,9 @@ class Performance:
         further: dict[str, Callable[[Work], Side]] = {}
         if work.kind == "prefix":
             further = {"mlx_lm_cached": lambda work: self._theirs(work, "mlx_lm_cached")}
-        if AHEAD and work.kind == "generate" and len(work.completing.prompts) == self.sizes.rows[1]:
+        if work.kind == "generate" and len(work.completing.prompts) == self.sizes.rows[1]:
             further = {STEPWISE: lambda work: self._ours(work, STEPWISE, {"ahead": False})}
-        for bits in work.kv if QUANTIZED_KV else ():
+        for bits in work.kv:
             further[f"ours_{bits}bit"] = lambda work, bits=bits: self._ours(work, f"ours_{bits}bit", {}, bits)
         return {"ours": self._ours, "mlx_lm": self._theirs, **further}
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import backend
-from .cpu.compilation import Build, build_key, compiler_message, shared_library
+from .cpu.compilation import Build, build_key, compiler_message, processor_key, shared_library
 from .cpu.vector_units import GENERIC, compiler_options, generic
 
 log = logging.getLogger("mlx_bulk")
@@ -143,10 +143,15 @@ def tiles() -> bool:
 
 
 def name() -> str:
-    """Names all that decides the bits which the library computes; "none" without a library, "generic" where it is not wanted."""
+    """Names all that decides the bits which the library computes; "generic" where it is not wanted.
+
+    Without a library "none"; where NumPy computes in its place also the processor, by which NumPy chooses its loops.
+    """
     if generic():
         return GENERIC
-    return "none" if library() is None else build_key(_build()) + (" in tiles" if tiles() else "")
+    if library() is None:
+        return f"none, NumPy's loops for {processor_key()}" if backend.on_cpu_path() and backend.prepare().slow else "none"
+    return build_key(_build()) + (" in tiles" if tiles() else "")
 
 
 class Traced(Exception):

@@ -100,6 +100,11 @@ def _version(compiler: str) -> str:
     return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
 
 
+def processor_key() -> str:
+    """Returns a short name of what this processor can do: machines that share it are alike."""
+    return hashlib.sha256(_processor().encode()).hexdigest()[:8]
+
+
 @cache
 def _processor() -> str:
     """Returns what ``-march=native`` depends on, as machines may share the folder."""

@@ -29,7 +29,7 @@ from .description import RunDescription
 from .frame_intake import FrameIntake, Tokens
 from .interface import Fleet, Joined, Left, Told
 from .lease_policies import LeasePolicies, OtherPolicy
-from .membership import Membership
+from .membership import NO_WORKERS, ROWS_TO_COME, Membership
 from .messages import (
     Ack,
     Begun,
@@ -70,6 +70,7 @@ class Driver:
         self._files = FileDesk(self._offer.run, pictures, self._policies.parcel, fleet.send)
         self._intake = FrameIntake(run.writer, run.spec.job.schema, run.layout, self._policies.require_named)
         self._quarantine = Quarantine(run, self._intake)
+        self._log = LeaseLog(run.run_dir)
         self._leaser = Leaser(
             run.rows(),
             run.layout,
@@ -80,9 +81,10 @@ class Driver:
             whole_shards=run.config.batch.deterministic,
             speculate=self._settings.speculate,
             suits=lambda worker, rows: self._roster.suits(worker, rows, fleet.workers()),
+            closed=self._log.note_done,
         )
         self._roster, self._table = Roster(settings, monotonic()), WorkerTable(run.run_dir)
-        self._log, self._progress, self._answers = LeaseLog(run.run_dir), Progress(), WriterAnswers(run.writer)
+        self._progress, self._answers = Progress(), WriterAnswers(run.writer)
         self._returns = RowReturns(self._answers, self._leaser, self._quarantine)
         self._members = Membership(
             fleet,
@@ -103,7 +105,7 @@ class Driver:
         """Does what is left of the run; see ``SessionWork``."""
         run = self._run
         self._progress.report_to(run.heartbeat.activity, lambda rows: None)
-        self._progress.doing("waiting for workers")
+        self._progress.doing(NO_WORKERS)
         run.flush = self._intake.flush
         for joined in list(self._hellos.values()):
             self._members.join(joined)
@@ -187,7 +189,8 @@ class Driver:
             case Figures():
                 worker.count(message.counts)
                 self._table.note_memory(told.worker, message.counts.get("peak_memory_bytes"))
-                self._roster.sum_into(self._progress)
+                if self._roster.sum_into(self._progress):
+                    self._progress.doing(ROWS_TO_COME)
             case EngineDied():
                 log.warning("%s: %s: %s", told.worker, message.cause, message.follows)
                 self._log.note_again(told.worker, len(self._leaser.begun(told.worker, monotonic())), ENGINE)
@@ -214,12 +217,9 @@ class Driver:
         self._returns.take(self._leaser.take_back([lease], monotonic()))
 
     def _end_lease(self, worker: str, name: str) -> None:
-        """Notes who has done the rows of a lease. What did not arrive of them is given out again."""
-        lease, now = self._lease_of(worker, name), monotonic()
-        if lease is None or (rows := self._leaser.end(name, now)) is None:
-            return
-        self._log.note_done(lease, now)
-        self._returns.take([rows])
+        """Forgets a lease. What did not arrive of its rows is given out again."""
+        if self._lease_of(worker, name) is not None and (rows := self._leaser.end(name, monotonic())) is not None:
+            self._returns.take([rows])
 
     def _send(self, lease: OpenLease) -> None:
         """Sends a lease."""
@@ -275,3 +275,4 @@ class Driver:
             self._take_events(_WAIT_SECONDS / 10)
         self._run.writer.wait()
         self._take_events(0.0)
+        self._leaser.take_back(list(self._leaser.leases.values()), monotonic())  # notes what was done of them

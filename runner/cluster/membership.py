@@ -22,13 +22,14 @@ from .writer_answers import RowReturns
 
 log = logging.getLogger("mlx_bulk")
 
+NO_WORKERS, ROWS_TO_COME = "waiting for workers", "waiting for the workers' rows"  # what a driver does
 _JOIN_SECONDS = 0.7  # after the first worker of an earlier start, others join: each looks for its driver three times a second
 
 
 class Membership:
     """The workers of ``run``. offer: what each is sent; hellos: of those that are connected, for later runs, too.
 
-    track: what speaks against each; ``progress`` is told once workers are there.
+    track: what speaks against each; ``progress`` is told once workers are there, and when none is left.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Membership:
             self._noted.add(name)
             hello = worker.joined.hello
             self._run.run_dir.add_worker({"worker": name, "host": hello.host, "facts": hello.facts, "session": facts})
-        self._progress.doing("waiting for the workers' rows")
+        self._progress.doing(ROWS_TO_COME)
         self._policies.tell_newest(name)
         log.info("%s works on the run: %s on %s", name, facts.get("dtype"), facts.get("device"))
 
@@ -104,6 +105,7 @@ class Membership:
         if worker.ready:
             log.warning("%s has left: %s; its rows go to others", name, left.reason)
         worker.ready, worker.left = False, monotonic()
+        self._tell_if_alone()
         self._files.forget(name)
         leases, now = self._leaser.of(name), monotonic()
         self._returns.take(self._leaser.take_back(leases, now) if left.in_order else self._leaser.lose(name, now, worker.label))
@@ -114,9 +116,14 @@ class Membership:
         """Uses a worker no more, tells it why, and gives its rows to others: they have nothing to do with it."""
         log.warning("%s is not used: it %s", name, why)
         worker.refused = f"it {why}"
+        self._tell_if_alone()
         self._fleet.send(name, StopRun(self._offer.run, worker.refused))
         self._files.forget(name)
         self._returns.take(self._leaser.take_back(self._leaser.of(name), monotonic()))
+
+    def _tell_if_alone(self) -> None:
+        if not self._roster.usable():
+            self._progress.doing(NO_WORKERS)
 
     def refuse_policy(self, name: str, worker: KnownWorker, refused: PolicyRefused) -> None:
         """Gives the rows of a policy that a worker cannot load to others: under another policy, unless others have loaded it."""

@@ -122,10 +122,13 @@ class Roster:
         refused = [name for name, each in self.workers.items() if each.refused and name != worker]
         return self._settings.listen is None and len(refused) + 1 >= self._settings.workers
 
-    def sum_into(self, progress: Progress) -> None:
-        """Sets the ``COUNTS`` of ``progress`` to the sums over all workers."""
-        for count in COUNTS:
-            setattr(progress, count, sum(each.counts.get(count, 0) + each.before.get(count, 0) for each in self.workers.values()))
+    def sum_into(self, progress: Progress) -> bool:
+        """Sets the ``COUNTS`` of ``progress`` to the sums over all workers. Returns True where one has changed."""
+        before = [getattr(progress, count) for count in COUNTS]
+        sums = [sum(each.counts.get(count, 0) + each.before.get(count, 0) for each in self.workers.values()) for count in COUNTS]
+        for count, found in zip(COUNTS, sums, strict=True):
+            setattr(progress, count, found)
+        return sums != before
 
     def require(self, connected: list[str], now: float) -> None:
         """Raises NoWorkers where none could be used for ``cluster.wait`` seconds, ModelError where all that can come were refused.

@@ -15,6 +15,8 @@ import mlx.core as mx
 import numpy as np
 from mlx import nn
 
+from ...kernels import attention, linear
+
 
 @dataclass(slots=True)
 class AttentionMask:
@@ -81,5 +83,9 @@ def attend(qkv: mx.array, heads: int, mask: AttentionMask, window: int | None = 
     q, k, v = qkv.reshape(b, t, 3, heads, -1).transpose(2, 0, 3, 1, 4)
     if rope is not None:
         q, k = rope(q), rope(k)
-    taken = mx.fast.scaled_dot_product_attention(q, k, v, scale=q.shape[-1] ** -0.5, mask=mask.array(window))
+    scale, seen = q.shape[-1] ** -0.5, mask.array(window)
+    if linear.numpy_serves() and attention.suits(q, k, v, seen):  # mlx would multiply with its own slow BLAS
+        taken = attention.on_cpu(q, k, v, scale, seen)
+    else:
+        taken = mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=seen)
     return taken.transpose(0, 2, 1, 3).reshape(b, t, -1)

@@ -1,5 +1,7 @@
 """Writes workers.jsonl: who has done the rows of each lease, and how many rows were begun more than once."""
 
+from collections.abc import Sequence
+
 from ..runs.run_dir import RunDir
 from .open_lease import OpenLease
 
@@ -17,10 +19,10 @@ class LeaseLog:
         self._run_dir = run_dir
 
     def note_done(self, lease: OpenLease, now: float) -> None:
-        """Notes a lease that is done."""
-        positions = lease.positions
-        line = {"worker": lease.worker, "shard": lease.given.shard, "rows": len(positions), "seconds": round(now - lease.sent, 3)}
-        self._run_dir.add_lease(line | ({"first": positions[0], "last": positions[-1]} if positions else {}))
+        """Notes the rows of a lease that its worker has finished, as ``ranges`` of positions, both ends included; nothing where none is."""
+        if lease.done:
+            line = {"worker": lease.worker, "shard": lease.given.shard, "rows": len(lease.done), "seconds": round(now - lease.sent, 3)}
+            self._run_dir.add_lease(line | {"ranges": _ranges(sorted(lease.done))})
 
     def note_again(self, worker: str, rows: int, cause: str) -> None:
         """Notes rows that a worker begins and that were begun before, there or elsewhere; 0 for none. They may be fewer.
@@ -29,3 +31,9 @@ class LeaseLog:
         """
         if rows:
             self._run_dir.add_lease({"worker": worker, "again": rows, "cause": cause})
+
+
+def _ranges(positions: Sequence[int]) -> list[tuple[int, int]]:
+    """Returns the first and the last of each row of neighbours."""
+    starts = [at for at, position in enumerate(positions) if not at or position != positions[at - 1] + 1]
+    return [(positions[start], positions[end - 1]) for start, end in zip(starts, [*starts[1:], len(positions)], strict=True)]

@@ -33,7 +33,8 @@ class Leaser:
     """Gives rows to workers. rows: all that are not committed, in order. recorded: what earlier sessions have of them.
 
     whole_shards: a lease is a shard (deterministic mode). left: how many rows are not done.
-    session: begins the names of this start's leases. suits: says whether rows that have come back may go to a worker.
+    session: begins the names of this start's leases. suits: says whether rows that have come back may go to a worker. closed: called with
+    a lease that is open no more, unless its shard must be done again.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Leaser:
         whole_shards: bool,
         speculate: bool,
         suits: Callable[[str, RowSet], bool] = lambda worker, rows: True,
+        closed: Callable[[OpenLease, float], None] = lambda lease, now: None,
     ):
         self.leases: dict[str, OpenLease] = {}
         self._layout, self._whole_shards = layout, whole_shards
@@ -55,7 +57,7 @@ class Leaser:
         self._waiting = WaitingRows(suits, whole_shards)
         self._lost: list[RowSet] = []  # rows of workers that have gone, until they are given back
         self._session, self._number = session, 0
-        self._left, self._lease_seconds, self._speculate = left, lease_seconds, speculate
+        self._left, self._lease_seconds, self._speculate, self._closed = left, lease_seconds, speculate, closed
         self._held: dict[str, dict[str, OpenLease]] = {}  # by worker and name
         self._paces = defaultdict[str, WorkerPace](lambda: WorkerPace(lease_seconds, FIRST_ROOM))
         self._begun = BegunRows(whole_shards)
@@ -159,7 +161,7 @@ class Leaser:
             self._paces[worker].add(finished, now)
         for lease in self.leases.values() if self.exhausted else ():
             if lease.copied and lease.worker != worker:
-                lease.note(admitted, resolved)
+                lease.note(admitted, resolved, own=False)
 
     def redo(self, refused: Iterable[Place]) -> None:
         """Notes records that are not taken: their rows are begun again."""
@@ -174,8 +176,7 @@ class Leaser:
 
     def end(self, name: str, now: float) -> RowSet | None:
         """Forgets a lease that is done, and returns its rows; None for one that is not known."""
-        lease = self.leases.get(name)
-        if lease is None:
+        if (lease := self.leases.get(name)) is None:
             return None
         if left := lease.left.keys() & set(lease.given.positions):
             self._paces[lease.worker].add(len(left), now)
@@ -295,3 +296,5 @@ class Leaser:
         del self.leases[lease.name], self._held[lease.worker][lease.name]
         if not self._held[lease.worker]:
             self._paces[lease.worker].pause(now)
+        if not (self._whole_shards and lease.left):
+            self._closed(lease, now)

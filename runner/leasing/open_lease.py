@@ -16,6 +16,7 @@ class OpenLease:
     left: positions of rows that are not finished, with the number of records to come; None before the worker has told it. copied:
     positions of rows that a second worker has, too. again, cause: how many rows, at most, were begun before, and why. policy: its name,
     where it was sent with one. told: positions that its worker has told, which has it since before this start, or before it was away.
+    done: positions of rows that this worker has finished, and no other one before.
     """
 
     name: str
@@ -29,27 +30,33 @@ class OpenLease:
     told: Sequence[int] = ()
     left: dict[int, int | None] = field(default_factory=dict[int, int | None])
     copied: set[int] = field(default_factory=set[int])
+    done: list[int] = field(default_factory=list[int])
 
     @property
     def positions(self) -> list[int]:
         """The rows' positions, as far as they are known: those that the worker has told may not be read again yet."""
         return sorted({*self.given.positions, *self.told})
 
-    def note(self, admitted: Collection[Place], resolved: Collection[Place]) -> int:
+    def note(self, admitted: Collection[Place], resolved: Collection[Place], own: bool = True) -> int:
         """Notes what a worker has sent of these rows: how many records each has in all, and those that are there. Returns how many rows
-        are finished with it."""
-        before, recorded = len(self.left), Counter(position for position, _ in self.given.recorded)
+        are finished with it. own: the lease is that worker's."""
+        finished, recorded = list[int](), Counter(position for position, _ in self.given.recorded)
         for position, samples in admitted:
-            if position in self.left:
-                self._expect(position, samples - recorded[position])
+            if position in self.left and not self._expect(position, samples - recorded[position]):
+                finished.append(position)
         for position, sample in resolved:
             if position in self.left:
                 to_come = self.left[position]
-                self._expect(position, 0 if sample == WHOLE or to_come is None else to_come - 1)
-        return before - len(self.left)
+                if not self._expect(position, 0 if sample == WHOLE or to_come is None else to_come - 1):
+                    finished.append(position)
+        if own:
+            self.done += finished
+        return len(finished)
 
-    def _expect(self, position: int, records: int) -> None:
+    def _expect(self, position: int, records: int) -> bool:
+        """Notes how many records of a row are to come; returns False where none is."""
         if records > 0:
             self.left[position] = records
         else:
             del self.left[position]
+        return records > 0

@@ -40,8 +40,7 @@ def performed(kind: str, rows: int = 0, **sizes: Any) -> dict[str, Any]:
 def test_generation_is_timed_beside_mlx_lm_and_beside_the_devices_limits():
     told = performed("generate", 3)
     ours, theirs = told["peers"]["ours"], told["peers"]["mlx_lm"]
-    stepwise = ["ours_step_by_step"] if module("stage_performance").AHEAD else []
-    assert list(told["peers"]) == ["ours", "mlx_lm", *stepwise]
+    assert list(told["peers"]) == ["ours", "mlx_lm", "ours_step_by_step"]
     assert told["tokens"] == 18
     for peer in (ours, theirs):
         assert peer["tokens_per_second"] == pytest.approx(18 / peer["seconds"][0], rel=0.01)
@@ -77,10 +76,8 @@ def test_a_common_prefix_is_shared_and_two_ways_of_the_peer_stand_beside_it():
 
 
 @pytest.mark.slow
-def test_quantized_keys_and_values_stand_beside_plain_ones_where_they_are_known():
-    known = module("stage_performance").QUANTIZED_KV
-    told = performed("kv")
-    lossy = ["ours_8bit", "ours_4bit"] if known else []
+def test_quantized_keys_and_values_stand_beside_plain_ones():
+    told, lossy = performed("kv"), ["ours_8bit", "ours_4bit"]
     assert list(told["peers"]) == ["ours", "mlx_lm", *lossy]
     for peer in lossy:
         assert told["agreement"][peer]["rms"] < 1

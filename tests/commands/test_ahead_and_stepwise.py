@@ -5,7 +5,7 @@ so others join later, and a product has other rows beside them, whose sums may r
 same batches, in which each step is read before the next one is built.
 
 Shortages of memory, rows with pictures, policies between groups and the other ways of sampling: tests/runner/engine/test_one_step_ahead.py,
-test_static_shortage.py and test_random_shortages.py. Scores and vectors have no steps: they stand here as kinds of jobs.
+test_static_shortage.py and test_random_shortages.py. Scores, vectors and classes have no steps: they stand here as kinds of jobs.
 """
 
 from collections.abc import Callable
@@ -29,6 +29,7 @@ from mlx_bulk.runner.runs.run_dir import Start
 
 from ..checkpoints import LLAMA, write_checkpoint
 from ..jobs.support.bench import Bench, Record
+from ..reward_checkpoints import write_reward_model
 from .test_cluster_run import parts
 
 ROWS: list[Record] = [
@@ -52,11 +53,13 @@ GENERATE: dict[str, dict[str, Any]] = {
     "penalties": {"sampling": LONG | {"repetition_penalty": 1.3, "frequency_penalty": 0.2, "dry_multiplier": 0.8, "n": 2}},
     "a grammar": {"sampling": LONG | {"n": 2}, "structured": {"json_schema": SCHEMA}},
     "quantized keys": {"sampling": LONG | {"n": 2}, "batch": {"kv_bits": 8, "kv_group": 32}},
+    "keys of 4 bits": {"sampling": LONG | {"n": 2}, "batch": {"kv_bits": 4, "kv_group": 32, "kv_start": 6}},
 }
 CASES: dict[str, dict[str, Any]] = {name: {"job": "generate", **TEXT, **sections} for name, sections in GENERATE.items()} | {
     "scores": {"job": "score", "score": {"text": "{{ q }}"}, "logprobs": {"top": 2}},
     "chats": {"job": "score", "score": {"messages": "chat"}},
     "vectors": {"job": "embed", "embed": {"pooling": "mean"}, **TEXT},
+    "classes": {"job": "classify", "classify": {}, **TEXT},
     "rollouts": {
         "job": "rollout",
         **TEXT,
@@ -86,9 +89,13 @@ def written(bench: Bench, monkeypatch: pytest.MonkeyPatch, name: str, output: st
         setups.append(replace(made(checked, *given), ahead=ahead))
         return setups[-1]
 
-    own, model = dict(CASES[name]), bench.root / "heads of 32"
+    own = dict(CASES[name])
+    model = bench.root / ("classifier" if own["job"] == "classify" else "heads of 32")
     if not model.exists():
-        write_checkpoint(model, LLAMA | {"head_dim": 32})  # which divide into groups
+        if own["job"] == "classify":
+            write_reward_model(model, labels=3)
+        else:
+            write_checkpoint(model, LLAMA | {"head_dim": 32})  # which divide into groups
     batch = {"rows": 4, "rows_per_shard": 8, "deterministic": deterministic, **own.pop("batch", {})}
     config = {
         "model": {"path": str(model)},
@@ -109,7 +116,7 @@ def written(bench: Bench, monkeypatch: pytest.MonkeyPatch, name: str, output: st
         summary = session.run_job(parsed, KINDS[parsed.job], Start(), HostProcess(), "nothing", ModelWork(ModelPool()))
     assert summary.complete
     assert summary.errors == 0
-    assert setups or parsed.job == "embed"
+    assert setups or parsed.job in ("embed", "classify")
     return parts(bench.root / output)
 
 

@@ -9,7 +9,9 @@ from mlx_bulk.configs.cluster import ClusterConfig
 from mlx_bulk.configs.load import load_config
 from mlx_bulk.jobs.kinds import KINDS
 from mlx_bulk.runner.cluster.fleet_work import ClusterWork
+from mlx_bulk.runner.cluster.membership import NO_WORKERS, ROWS_TO_COME
 from mlx_bulk.runner.core.host_process import HostProcess
+from mlx_bulk.runner.core.progress import Activity
 from mlx_bulk.runner.files.checked_lines import read_lines
 from mlx_bulk.runner.pipeline import session
 from mlx_bulk.runner.runs.run_dir import Start
@@ -17,7 +19,7 @@ from mlx_bulk.runner.runs.status import run_status
 from mlx_bulk.runner.store.paths import RunPaths
 
 from ..jobs.support.bench import Bench
-from ..jobs.support.cluster_runs import ROWS, SETTINGS, engine
+from ..jobs.support.cluster_runs import ROWS, SETTINGS, engine, mortal_fleet, run
 from ..runner.support.thread_fleet import ThreadFleet
 
 
@@ -60,3 +62,26 @@ def test_progress_and_status_tell_of_each_worker(ended: Ended):
     assert all(each["peak_memory_bytes"] and each["last_seen"] for each in last)
     shown = {(part.worker, part.rows, part.peak_memory_bytes) for part in run_status(ended.paths.root).workers}
     assert shown == {(each["worker"], each["rows"], each["peak_memory_bytes"]) for each in last}
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_lines_of_workers_name_each_row_once_also_those_of_one_that_died(bench: Bench, deterministic: bool):
+    fleet, _ = mortal_fleet(2, 4)
+    work = ClusterWork(lambda: fleet, ClusterConfig(**SETTINGS, speculate=False))
+    assert run(bench, work, "cluster", batch={"deterministic": deterministic}).complete
+    fleet.end(True)
+    lines = [line for line in read_lines(RunPaths(bench.root / "cluster").workers) if "rows" in line]
+    named = [row for line in lines for first, last in line["ranges"] for row in range(first, last + 1)]
+    assert sorted(named) == list(range(len(ROWS)))
+    assert sum(line["rows"] for line in lines) == len(ROWS)
+
+
+def test_work_of_workers_is_a_step_and_a_run_that_has_none_says_so(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    """Else a run whose workers are fine is told as stalled, and one that waits for workers as one that waits for rows."""
+    told: list[str] = []
+    monkeypatch.setattr(Activity, "doing", lambda self, what: told.append(what))
+    fleet, _ = mortal_fleet(1, 4)
+    assert run(bench, ClusterWork(lambda: fleet, ClusterConfig(**SETTINGS | {"workers": 1})), "cluster").complete
+    fleet.end(True)
+    assert [told.count(NO_WORKERS), told.index(NO_WORKERS) < told.index(ROWS_TO_COME)] == [2, True]
+    assert told.count(ROWS_TO_COME) > 4  # one for each worker that becomes ready, and more as they work

@@ -81,10 +81,11 @@ def assert_alike(found: list[tuple[list[int], Any]], truth: list[tuple[list[int]
     assert gaps.max() <= FLIPPED
 
 
+@pytest.mark.parametrize("bits", [8, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("start", [pytest.param(0, marks=pytest.mark.slow), 12])
 @pytest.mark.parametrize("name", ["gemma3_text", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "qwen3_moe", "lfm2"))])
-def test_a_row_in_a_ragged_batch_gives_what_it_gives_alone(name: str, start: int):
-    kv = KVQuantization(8, 32, start)
+def test_a_row_in_a_ragged_batch_gives_what_it_gives_alone(name: str, start: int, bits: int):
+    kv = KVQuantization(bits, 32, start)
     requests = asked(texts())
     truth = alone(setup(name, kv), requests)
     assert_alike(logprobs(setup(name, kv), requests), truth)
@@ -94,9 +95,11 @@ def test_a_row_in_a_ragged_batch_gives_what_it_gives_alone(name: str, start: int
     assert moved > 1e-5 or start  # else nothing was quantized
 
 
-@pytest.mark.parametrize("shared", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_rows_that_decode_beside_a_prefill_give_what_they_give_alone(shared: bool):
-    kv, requests = KVQuantization(8, 32, 12), asked(alike()[:7] if shared else texts())
+@pytest.mark.parametrize(
+    ("shared", "bits"), [(True, 8), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((False, 8), (True, 4)))]
+)
+def test_rows_that_decode_beside_a_prefill_give_what_they_give_alone(shared: bool, bits: int):
+    kv, requests = KVQuantization(bits, 32, 12), asked(alike()[:7] if shared else texts())
     beside = setup("llama", kv, tokens=24, prefill_tokens=8, shared_prompts=shared)
     assert_alike(logprobs(beside, requests), alone(setup("llama", kv), requests))
 
@@ -111,9 +114,9 @@ def test_tokens_before_the_start_are_as_the_model_made_them(bits: int):
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=SAME)
 
 
-@pytest.mark.parametrize("start", [pytest.param(0, marks=pytest.mark.slow), 50])
-def test_rows_behind_a_shared_prefix_give_what_they_give_alone(start: int, tmp_path: Path):
-    kv = KVQuantization(8, 32, start)
+@pytest.mark.parametrize(("start", "bits"), [(50, 8), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((0, 8), (50, 4)))])
+def test_rows_behind_a_shared_prefix_give_what_they_give_alone(start: int, bits: int, tmp_path: Path):
+    kv = KVQuantization(bits, 32, start)
     requests = asked(alike()[:7])
     truth = alone(setup("llama", kv), requests)
     sharing = setup("llama", kv, shared_prompts=True)
