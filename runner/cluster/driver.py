@@ -117,6 +117,7 @@ class Driver:
                 self._end()
             finally:
                 run.writer.wait()
+                self._leaser.take_back(list(self._leaser.leases.values()), monotonic())  # notes what was done of them
         return self._progress, run.writer.rows >= run.layout.total
 
     def _step(self) -> None:
@@ -189,7 +190,7 @@ class Driver:
             case Figures():
                 worker.count(message.counts)
                 self._table.note_memory(told.worker, message.counts.get("peak_memory_bytes"))
-                if self._roster.sum_into(self._progress):
+                if self._roster.sum_into(self._progress) and worker.ready and not worker.refused:
                     self._progress.doing(ROWS_TO_COME)
             case EngineDied():
                 log.warning("%s: %s: %s", told.worker, message.cause, message.follows)
@@ -275,4 +276,3 @@ class Driver:
             self._take_events(_WAIT_SECONDS / 10)
         self._run.writer.wait()
         self._take_events(0.0)
-        self._leaser.take_back(list(self._leaser.leases.values()), monotonic())  # notes what was done of them

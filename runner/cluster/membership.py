@@ -50,6 +50,7 @@ class Membership:
         self._roster, self._leaser, self._returns, self._policies = roster, leaser, returns, policies
         self._files, self._progress, self._log = files, progress, log_of_leases
         self._noted = set[str]()  # workers that sessions.jsonl has since this start
+        self._alone = True  # no worker is there that can be given rows
         self._found: float | None = None  # when the first worker joined that was at the run already
         self.track = TrackRecords()
         self.ending = False  # errors of workers do not count any more
@@ -92,6 +93,7 @@ class Membership:
             self._noted.add(name)
             hello = worker.joined.hello
             self._run.run_dir.add_worker({"worker": name, "host": hello.host, "facts": hello.facts, "session": facts})
+        self._alone = False
         self._progress.doing(ROWS_TO_COME)
         self._policies.tell_newest(name)
         log.info("%s works on the run: %s on %s", name, facts.get("dtype"), facts.get("device"))
@@ -122,7 +124,9 @@ class Membership:
         self._returns.take(self._leaser.take_back(self._leaser.of(name), monotonic()))
 
     def _tell_if_alone(self) -> None:
-        if not self._roster.usable():
+        """Notes it once: workers that come and go without ever being ready do not make a run that waits look busy."""
+        if not self._alone and not self._roster.usable():
+            self._alone = True
             self._progress.doing(NO_WORKERS)
 
     def refuse_policy(self, name: str, worker: KnownWorker, refused: PolicyRefused) -> None:

@@ -15,19 +15,21 @@ import mlx.core as mx
 import numpy as np
 from mlx import nn
 
-from ...kernels import attention, linear
+from ...kernels import attention
 
 
 @dataclass(slots=True)
 class AttentionMask:
     """What each token of a batch sees. lengths [B]: each row's tokens; columns: T of the batch, pads included.
 
-    bias [1, H, T, T]: added to the scaled scores of all blocks; None where there is none.
+    bias [1, H, T, T]: added to the scaled scores of all blocks; None where there is none. by_numpy: NumPy is to compute attention, as mlx
+    would multiply with its own slow BLAS.
     """
 
     lengths: list[int]
     columns: int
     bias: mx.array | None = None
+    by_numpy: bool = False
     _arrays: dict[int | None, mx.array | None] = field(default_factory=dict[int | None, mx.array | None], init=False)
 
     def array(self, window: int | None = None) -> mx.array | None:
@@ -84,7 +86,7 @@ def attend(qkv: mx.array, heads: int, mask: AttentionMask, window: int | None = 
     if rope is not None:
         q, k = rope(q), rope(k)
     scale, seen = q.shape[-1] ** -0.5, mask.array(window)
-    if linear.numpy_serves() and attention.suits(q, k, v, seen):  # mlx would multiply with its own slow BLAS
+    if mask.by_numpy and attention.suits(q, k, v, seen):
         taken = attention.on_cpu(q, k, v, scale, seen)
     else:
         taken = mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=seen)

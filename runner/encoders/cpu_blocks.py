@@ -126,6 +126,9 @@ def _fast(original: Any) -> Any:
             """x [B, T, H] -> the same shape; the states of pads are 0."""
 
             def slow() -> mx.array:
+                if linear.numpy_serves():
+                    mask.by_numpy = True
+                    self._context.used.add("attention")
                 return super(FastBlock, self).__call__(x, mask)
 
             if not self._context.whole_blocks or self.training or not encoder_block.suits(x, mask.lengths, self.shape.heads, mask.bias):

@@ -34,7 +34,7 @@ class Leaser:
 
     whole_shards: a lease is a shard (deterministic mode). left: how many rows are not done.
     session: begins the names of this start's leases. suits: says whether rows that have come back may go to a worker. closed: called with
-    a lease that is open no more, unless its shard must be done again.
+    each lease that is open no more.
     """
 
     def __init__(
@@ -296,5 +296,4 @@ class Leaser:
         del self.leases[lease.name], self._held[lease.worker][lease.name]
         if not self._held[lease.worker]:
             self._paces[lease.worker].pause(now)
-        if not (self._whole_shards and lease.left):
-            self._closed(lease, now)
+        self._closed(lease, now)

@@ -16,7 +16,7 @@ class OpenLease:
     left: positions of rows that are not finished, with the number of records to come; None before the worker has told it. copied:
     positions of rows that a second worker has, too. again, cause: how many rows, at most, were begun before, and why. policy: its name,
     where it was sent with one. told: positions that its worker has told, which has it since before this start, or before it was away.
-    done: positions of rows that this worker has finished, and no other one before.
+    done: positions of rows that this worker has finished; where another one has them too, most often the first to finish alone.
     """
 
     name: str

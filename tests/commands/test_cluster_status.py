@@ -65,15 +65,17 @@ def test_progress_and_status_tell_of_each_worker(ended: Ended):
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_lines_of_workers_name_each_row_once_also_those_of_one_that_died(bench: Bench, deterministic: bool):
+def test_lines_of_workers_name_each_row_also_those_of_one_that_died(bench: Bench, deterministic: bool):
     fleet, _ = mortal_fleet(2, 4)
     work = ClusterWork(lambda: fleet, ClusterConfig(**SETTINGS, speculate=False))
     assert run(bench, work, "cluster", batch={"deterministic": deterministic}).complete
     fleet.end(True)
     lines = [line for line in read_lines(RunPaths(bench.root / "cluster").workers) if "rows" in line]
     named = [row for line in lines for first, last in line["ranges"] for row in range(first, last + 1)]
-    assert sorted(named) == list(range(len(ROWS)))
-    assert sum(line["rows"] for line in lines) == len(ROWS)
+    assert sorted(set(named)) == list(range(len(ROWS)))
+    assert sum(line["rows"] for line in lines) == len(named)
+    if not deterministic:  # else the shard of the one that died is done again as a whole
+        assert len(named) == len(ROWS)
 
 
 def test_work_of_workers_is_a_step_and_a_run_that_has_none_says_so(bench: Bench, monkeypatch: pytest.MonkeyPatch):
