@@ -83,7 +83,7 @@ def test_work_of_workers_is_a_step_and_a_run_that_has_none_says_so(bench: Bench,
     told: list[str] = []
     monkeypatch.setattr(Activity, "doing", lambda self, what: told.append(what))
     fleet, _ = mortal_fleet(1, 4)
-    assert run(bench, ClusterWork(lambda: fleet, ClusterConfig(**SETTINGS | {"workers": 1})), "cluster").complete
+    assert run(bench, ClusterWork(lambda: fleet, ClusterConfig(workers=1, lease_seconds=0.05)), "cluster").complete
     fleet.end(True)
     assert [told.count(NO_WORKERS), told.index(NO_WORKERS) < told.index(ROWS_TO_COME)] == [2, True]
     assert told.count(ROWS_TO_COME) > 4  # one for each worker that becomes ready, and more as they work
