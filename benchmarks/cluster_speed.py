@@ -219,14 +219,14 @@ def milliseconds(turns: list[Measured], kind: str, rows: int) -> float:
 
 
 def ratios(rates: dict[str, float]) -> dict[str, float]:
-    """Returns how much faster each is than what it is set beside; nothing where a rate lacks."""
+    """Returns how much faster each is than what it is set beside; nothing where a rate lacks, or is too small to be seen."""
     pairs = {
         "two_beside_one": ("2 workers", "1 worker"),
         "one_beside_plain": ("1 worker", "plain"),
         "two_plain_beside_one": ("two plain", "plain"),
         "two_workers_beside_two_plain": ("2 workers", "two plain"),
     }
-    return {name: round(rates[one] / rates[other], 3) for name, (one, other) in pairs.items() if {one, other} <= rates.keys()}
+    return {name: round(rates[one] / rates[other], 3) for name, (one, other) in pairs.items() if one in rates and rates.get(other)}
 
 
 if __name__ == "__main__":
