@@ -9,27 +9,24 @@ Rows are padded on the right. No token sees a pad, and a pad always sees somethi
                        x x x - -                             . . . - x
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import mlx.core as mx
 import numpy as np
 from mlx import nn
 
-from ...kernels import attention
-
 
 @dataclass(slots=True)
 class AttentionMask:
     """What each token of a batch sees. lengths [B]: each row's tokens; columns: T of the batch, pads included.
 
-    bias [1, H, T, T]: added to the scaled scores of all blocks; None where there is none. by_numpy: NumPy is to compute attention, as mlx
-    would multiply with its own slow BLAS.
+    bias [1, H, T, T]: added to the scaled scores of all blocks; None where there is none.
     """
 
     lengths: list[int]
     columns: int
     bias: mx.array | None = None
-    by_numpy: bool = False
     _arrays: dict[int | None, mx.array | None] = field(default_factory=dict[int | None, mx.array | None], init=False)
 
     def array(self, window: int | None = None) -> mx.array | None:
@@ -76,18 +73,24 @@ class RotaryPositions(nn.Module):
         return mx.fast.rope(x, x.shape[-1], traditional=False, base=None, scale=1.0, offset=0, freqs=self._periods)
 
 
-def attend(qkv: mx.array, heads: int, mask: AttentionMask, window: int | None = None, rope: RotaryPositions | None = None) -> mx.array:
+Taken = Callable[[mx.array, mx.array, mx.array, float, mx.array | None], mx.array]  # of queries, keys, values [B, H, T, D], scale and mask
+
+
+def by_mlx(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.array | None) -> mx.array:
+    """Returns attention as mlx computes it, [B, H, T, D]."""
+    return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)
+
+
+def attend(
+    qkv: mx.array, heads: int, mask: AttentionMask, window: int | None = None, rope: RotaryPositions | None = None, taken: Taken = by_mlx
+) -> mx.array:
     """Returns what each token takes from those that it sees: [B, T, H D].
 
-    qkv [B, T, 3 H D]: queries, keys and values. Scores are scaled by 1/√D.
+    qkv [B, T, 3 H D]: queries, keys and values. Scores are scaled by 1/√D. taken: computes the attention.
     """
     b, t, _ = qkv.shape
     q, k, v = qkv.reshape(b, t, 3, heads, -1).transpose(2, 0, 3, 1, 4)
     if rope is not None:
         q, k = rope(q), rope(k)
-    scale, seen = q.shape[-1] ** -0.5, mask.array(window)
-    if mask.by_numpy and attention.suits(q, k, v, seen):
-        taken = attention.on_cpu(q, k, v, scale, seen)
-    else:
-        taken = mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=seen)
-    return taken.transpose(0, 2, 1, 3).reshape(b, t, -1)
+    found = taken(q, k, v, q.shape[-1] ** -0.5, mask.array(window))
+    return found.transpose(0, 2, 1, 3).reshape(b, t, -1)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 from mlx import nn
 
-from .attention import AttentionMask, RotaryPositions, attend
+from .attention import AttentionMask, RotaryPositions, attend, by_mlx
 from .settings import activation
 
 
@@ -45,7 +45,11 @@ class EncoderBlock(nn.Module):
 
     def attention(self, x: mx.array, mask: AttentionMask) -> mx.array:
         """x [B, T, H] -> the same shape."""
-        return self.attention_output(attend(self.qkv(x), self.shape.heads, mask, self.window, self.rope))
+        return self.attention_output(attend(self.qkv(x), self.shape.heads, mask, self.window, self.rope, self.taken))
+
+    def taken(self, q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.array | None) -> mx.array:
+        """Queries, keys and values [B, H, T, D] -> the same shape."""
+        return by_mlx(q, k, v, scale, mask)
 
     def mlp(self, x: mx.array) -> mx.array:
         """x [B, T, H] -> the same shape."""

@@ -15,7 +15,7 @@ import numpy as np
 from mlx import nn
 from numpy.typing import NDArray
 
-from ...kernels import linear, native
+from ...kernels import attention, linear, native
 from ...kernels.blocks import encoder_block
 from ...kernels.blocks.encoder_block import EncoderConstants, EncoderWeights, PackedBlock
 from ..core.errors import first_line
@@ -126,9 +126,6 @@ def _fast(original: Any) -> Any:
             """x [B, T, H] -> the same shape; the states of pads are 0."""
 
             def slow() -> mx.array:
-                if linear.numpy_serves():
-                    mask.by_numpy = True
-                    self._context.used.add("attention")
                 return super(FastBlock, self).__call__(x, mask)
 
             if not self._context.whole_blocks or self.training or not encoder_block.suits(x, mask.lengths, self.shape.heads, mask.bias):
@@ -140,6 +137,18 @@ def _fast(original: Any) -> Any:
             if block is None or block.d != x.shape[-1]:
                 return slow()
             return run_kernel(self._context.used, "block", lambda: block(x, np.array(mask.lengths, np.int64), mask.bias), slow)
+
+        def taken(self, q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.array | None) -> mx.array:
+            """As the original's; by NumPy where mlx would multiply with its own slow BLAS."""
+
+            def by_numpy() -> mx.array:
+                return attention.on_cpu(q, k, v, scale, mask)
+
+            def original() -> mx.array:
+                return super(FastBlock, self).taken(q, k, v, scale, mask)
+
+            serves = linear.numpy_serves() and attention.suits(q, k, v, mask)
+            return run_kernel(self._context.used, "attention", by_numpy, original) if serves else original()
 
     return FastBlock
 

@@ -16,7 +16,7 @@ class OpenLease:
     left: positions of rows that are not finished, with the number of records to come; None before the worker has told it. copied:
     positions of rows that a second worker has, too. again, cause: how many rows, at most, were begun before, and why. policy: its name,
     where it was sent with one. told: positions that its worker has told, which has it since before this start, or before it was away.
-    done: positions of rows that this worker has finished; where another one has them too, most often the first to finish alone.
+    done: positions of rows that this worker has finished.
     """
 
     name: str
@@ -30,7 +30,7 @@ class OpenLease:
     told: Sequence[int] = ()
     left: dict[int, int | None] = field(default_factory=dict[int, int | None])
     copied: set[int] = field(default_factory=set[int])
-    done: list[int] = field(default_factory=list[int])
+    done: set[int] = field(default_factory=set[int])
 
     @property
     def positions(self) -> list[int]:
@@ -40,23 +40,22 @@ class OpenLease:
     def note(self, admitted: Collection[Place], resolved: Collection[Place], own: bool = True) -> int:
         """Notes what a worker has sent of these rows: how many records each has in all, and those that are there. Returns how many rows
         are finished with it. own: the lease is that worker's."""
-        finished, recorded = list[int](), Counter(position for position, _ in self.given.recorded)
+        recorded = Counter(position for position, _ in self.given.recorded)
+        touched = {position for position, _ in (*admitted, *resolved)} & self.left.keys()
         for position, samples in admitted:
-            if position in self.left and not self._expect(position, samples - recorded[position]):
-                finished.append(position)
+            if position in self.left:
+                self._expect(position, samples - recorded[position])
         for position, sample in resolved:
             if position in self.left:
                 to_come = self.left[position]
-                if not self._expect(position, 0 if sample == WHOLE or to_come is None else to_come - 1):
-                    finished.append(position)
+                self._expect(position, 0 if sample == WHOLE or to_come is None else to_come - 1)
+        finished = touched - self.left.keys()
         if own:
-            self.done += finished
+            self.done |= finished
         return len(finished)
 
-    def _expect(self, position: int, records: int) -> bool:
-        """Notes how many records of a row are to come; returns False where none is."""
+    def _expect(self, position: int, records: int) -> None:
         if records > 0:
             self.left[position] = records
         else:
             del self.left[position]
-        return records > 0

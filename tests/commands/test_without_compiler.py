@@ -1,6 +1,7 @@
 """Without g++ and without a system's BLAS, NumPy computes in place of our kernels and mlx's slow products: the same figures."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -57,7 +58,7 @@ def test_each_job_gives_the_same_figures_by_numpy(bench: Bench, name: str, encod
         path.write_text(yaml.safe_dump(config | {"output": {"path": str(output)}}))
         environment = {"PATH": str(bench.root)} if before == HIDE else {}
         command = [sys.executable, "-c", before + COMMAND, "run", str(path), "--no-supervised"]
-        done = subprocess.run(command, env=backend.os.environ | environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         told = done.stderr
     assert "no g++ is on the PATH" in told
