@@ -5,7 +5,7 @@
 
 (a) ``gap``: rows decode, then long prompts arrive. The longest time between two tokens of a row, over the time of a ``chunk``: the
 longest call of such a prefill, made alone. Without a limit (``drained``) rows wait for a whole prompt. ``busy_gap`` is the same ratio
-in seconds of the processor, which other work on the machine disturbs less than the clock.
+in seconds of the processor, which other work on the machine disturbs less than the clock. Each is the middle of the rounds.
 
 (b) ``seconds`` of a job whose rows are all long, with few new tokens: the worst case, as each step between two chunks has few rows. The
 settings take turns; figures are the middle of the rounds. ``prefill`` and ``decode`` are seconds of the processor. ``slower``: their
@@ -39,8 +39,8 @@ def main() -> None:
     parser.add_argument("--shape", choices=("5m", "135m", "toy"), default="5m")
     parser.add_argument("--prefill-tokens", type=int, nargs="+", default=[256, 512, 1024, 2048], help="Settings of batch.prefill_tokens.")
     parser.add_argument("--length", type=int, default=8192, help="Tokens of a long prompt.")
-    parser.add_argument("--count", type=int, default=8, help="Rows of (b).")
-    parser.add_argument("--new", type=int, default=32, help="New tokens of a row in (b).")
+    parser.add_argument("--count", type=int, default=4, help="Rows of (b).")
+    parser.add_argument("--new", type=int, default=16, help="New tokens of a row in (b).")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--paths", nargs="+", choices=PATHS, default=list(PATHS))
     parser.add_argument("--path", choices=PATHS, help=argparse.SUPPRESS)
@@ -104,8 +104,10 @@ def busy(found: dict[str, float]) -> float:
 
 def stall(setup: Any, args: argparse.Namespace) -> dict[str, float]:
     """Milliseconds of the longest gap, and of a chunk."""
-    chunks, gaps = ([find(setup, args) for _ in range(args.rounds)] for find in (longest_call, longest_gap))
-    (chunk, busy_chunk), (gap, busy_gap) = ([min(seconds) for seconds in zip(*found, strict=True)] for found in (chunks, gaps))
+    (chunk, busy_chunk), (gap, busy_gap) = (
+        [statistics.median(seconds) for seconds in zip(*(find(setup, args) for _ in range(args.rounds)), strict=True)]
+        for find in (longest_call, longest_gap)
+    )
     return {
         "gap_ms": round(1e3 * gap, 1),
         "chunk_ms": round(1e3 * chunk, 1),
