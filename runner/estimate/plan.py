@@ -128,7 +128,7 @@ def plan_run(config: JobConfig, kind: Kind, models: ModelPool | None = None) -> 
     root, config = Path(config.output.path), with_rows_of_run(config)
     spec = RunSpec.of(config, root, kind, afresh=False)
     outlines, setups = zip(*outline_models(spec.models(config), config.batch, spec.job.wanted), strict=True)
-    limits = sampling_limits(setups[0].limits, config, outlines[0].weight_bytes)
+    limits = sampling_limits(setups[0].limits, config, outlines[0].parameter_bytes)
     survey = survey_rows(config, spec, setups[: 1 if spec.reference is None else 2], limits)
     calibration = None if models is None or not survey.lengths else calibrate(config, spec, survey, models)
     length = longest_completion if calibration is None else calibration.length

@@ -43,7 +43,6 @@ MODELS = "mlx_lm.models."
 # Largest difference allowed, as a share of the logits' spread: rounding moves them by 1e-5 of it, a wrong mask by a tenth.
 TOLERANCE = 1e-3
 LENGTHS = (24, 7)  # tokens of the trial's rows
-LEAST = 4_000_000  # parameters: a step of a smaller model is over before the threads wake up
 _Way = Callable[[Network, list[NDArray[np.int32]]], mx.array]
 SHARE = 0.25  # of a model's memory, which weights and packed weights may take together
 WORK = 1e11  # parameters x tokens that a trial beyond a sliding window may take: about a second
@@ -109,14 +108,14 @@ _OURS: list[Any] = [
 
 
 def substitute(network: Any, vocabulary: int, window: int | None, packs: bool = False) -> tuple[str, ...]:
-    """Replaces what it can and tries the network before and after. Returns the names of the kernels in use, none in small networks.
+    """Replaces what it can and tries the network before and after. Returns the names of the kernels in use.
 
     ``window``: the sliding window in tokens, or None; longer rows are tried where that is cheap. packs: layers hold weights packed too.
     Where a call crashes or logits differ,
     those of a batch from mlx-lm's batch and from its rows alone, the originals are put back and one warning says so. Quantized layers
     are not tried, and stay: with mlx's products a trial of a model of billions would take a quarter of an hour.
     """
-    if not linear.numpy_serves() and (get_total_parameters(network) < LEAST or native.library() is None):
+    if not linear.numpy_serves() and native.library() is None:
         return ()
     _put_back_but_quantized(network)
     lengths = [LENGTHS] if window is None or (window + 8) * get_total_parameters(network) > WORK else [LENGTHS, (window + 8, window - 1)]
@@ -149,7 +148,7 @@ def packing_bytes(network: Any, memory: int) -> int:
 
     memory: the bytes that the model, its caches and its workspace may take.
     """
-    if native.library() is None or get_total_parameters(network) < LEAST:
+    if native.library() is None:
         return 0
     blocks: list[Any] = [layer for layer in network.modules() if isinstance(layer, DECODER_BLOCKS)]
     parts = [layer[parent].get(f"{name}_proj") for layer in blocks for name, parent in PROJECTIONS.items()]

@@ -50,6 +50,11 @@ class LanguageModel:
     features: "FeatureCache | None" = None
     split: ModelSplit = WHOLE
 
+    @property
+    def parameter_bytes(self) -> int:
+        """The bytes of the network's parameters: ``weight_bytes`` without packed copies and a vision tower."""
+        return _parameter_bytes(self.network)
+
 
 def load_model(
     config: ModelConfig,
@@ -104,7 +109,7 @@ def load_model(
     log_quantized(need, memory, slow=native.library() is None)
     arrays: list[Any] = [a for _, a in tree_flatten(network.parameters())]
     floats = {str(a.dtype).removeprefix("mlx.core.") for a in arrays if mx.issubdtype(a.dtype, mx.floating)}
-    held = sum(a.nbytes for a in arrays) + _tower_bytes(features) + (packed if "block" in substitutes else 0)
+    held = _parameter_bytes(network) + _tower_bytes(features) + (packed if "block" in substitutes else 0)
     dtype, quantized = "/".join(sorted(floats)), has_scales(network)
     base = (network, checkpoint, vocabulary, dtype, held, substitutes, quantized, adapters)
     return LanguageModel(*base, features=features, split=split)
@@ -118,16 +123,13 @@ def outline(
     Nothing may be computed with it. Raises ModelError as ``load_model`` does.
     """
     backend.load_mlx()
-    from mlx.utils import tree_flatten
-
     from ..layers.kernel_injection import packing_bytes
 
     with refusing(checkpoint, next_token=classes is None):
         network, _ = _prepared(config, checkpoint, memory, classes)
         features = _features(network, config, checkpoint) if pictures else None
         vocabulary = _vocabulary(network)
-    arrays: list[Any] = [a for _, a in tree_flatten(network.parameters())]
-    held = sum(a.nbytes for a in arrays) + _tower_bytes(features)
+    held = _parameter_bytes(network) + _tower_bytes(features)
     held += packing_bytes(network, memory) if checkpoint.adapter is None else 0
     return LanguageModel(network, checkpoint, vocabulary, config.dtype, held, quantized=has_scales(network), features=features)
 
@@ -135,21 +137,25 @@ def outline(
 def size(
     config: ModelConfig, checkpoint: Checkpoint, memory: int, classes: Classes | None = None, *, pictures: bool = False
 ) -> tuple[int, bool | None]:
-    """Returns the bytes of the weights as ``load_model`` would hold them, and whether it would dequantize them.
+    """Returns the bytes of the weights as ``load_model`` would hold them, packed copies aside, and whether it would dequantize them.
 
     The second is None for weights that are not quantized. Reads names and shapes alone. Raises ModelError as ``load_model`` does.
     """
     backend.load_mlx()
-    from mlx.utils import tree_flatten
-
     with refusing(checkpoint, next_token=classes is None):
         network = _opened(config, checkpoint, classes)
         need = whole_bytes(network)
         tower = _tower_bytes(_features(network, config, checkpoint)) if pictures else 0
     if need is not None and need <= memory:
         return need + tower, True
-    arrays: list[Any] = [a for _, a in tree_flatten(network.parameters())]
-    return sum(a.nbytes for a in arrays) + tower, None if need is None else False
+    return _parameter_bytes(network) + tower, None if need is None else False
+
+
+def _parameter_bytes(network: Any) -> int:
+    from mlx.utils import tree_flatten
+
+    arrays: list[Any] = [array for _, array in tree_flatten(network.parameters())]
+    return sum(array.nbytes for array in arrays)
 
 
 def _features(network: Any, config: ModelConfig, checkpoint: Checkpoint) -> "FeatureCache":

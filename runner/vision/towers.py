@@ -13,7 +13,6 @@ import mlx.core as mx
 import numpy as np
 from mlx import nn
 from mlx.utils import tree_flatten
-from mlx_lm.utils import get_total_parameters
 from numpy.typing import NDArray
 
 from ...configs.errors import ConfigError
@@ -21,7 +20,7 @@ from ...configs.visible import visible
 from ...kernels import backend, native
 from ..core.errors import DataError, ModelError, RunEnded, first_line, is_out_of_memory
 from ..core.images import PromptImage
-from ..layers.kernel_injection import LEAST, TOLERANCE
+from ..layers.kernel_injection import TOLERANCE
 from ..layers.layer_patching import patch_layers, unpatch_layers
 from .features import ImageFeatures
 from .text_networks import text_weights
@@ -91,7 +90,7 @@ class Tower:
     def make_ready(self) -> None:
         """Reads the weights. The CPU's kernels come in with the first picture, on which they are tried."""
         mx.eval(self.model.parameters())
-        self._untried = backend.on_cpu_path() and native.library() is not None and get_total_parameters(self.model) >= LEAST
+        self._untried = backend.on_cpu_path() and native.library() is not None
 
     def features(self, image: PromptImage) -> ImageFeatures:
         """Returns a picture's features, computed. Raises DataError where the picture cannot be read, ModelError where the tower fails."""

@@ -15,11 +15,6 @@ from ..jobs.support.bench import Bench
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no kernels for this device")
 
 
-@pytest.fixture(autouse=True)
-def _kernels_in_small_models_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_injection, "LEAST", 0)
-
-
 def functions_of_ours() -> list[str]:
     """The names in mlx-lm's file under which functions of ours stand."""
     ours = {id(function) for function in kernel_injection._OURS}  # pyright: ignore[reportPrivateUsage]

@@ -20,12 +20,12 @@ NOT_RUN = {
     "lm-eval.md": 2,
     "embeddings.md": 1,
     "python.md": 1,
-    "cluster.md": 5,
+    "cluster.md": 6,
     "images.md": 4,
 }
 # The scripts of models.md show faults, and fail: tests/zoo/test_faults.py runs each. export.md is run by test_export.py.
 RUN_ELSEWHERE = {"models.md", "export.md"}
-LANGUAGES = {"console", "sh", "bash", "python", "yaml", "json", "jsonl", "text", ""}
+LANGUAGES = {"console", "sh", "bash", "python", "yaml", "json", "jsonl", "text", "xml", ""}
 
 
 @pytest.mark.slow

@@ -1,12 +1,22 @@
 """Tests that each fault of mlx-lm that the docs name is still there: the script beside it fails. A newer mlx-lm shortens the list."""
 
 import re
+import sys
 from typing import Any
 
 import pytest
+from mlx_bulk.runner.layers import kernel_injection
 
 from .configs import CANNOT, CONFIGS
 from .faults import BY_STEPS, FAULTS, IN_A_BATCH, IN_CALLS, PRELUDE, QUANTIZED, WITHOUT_CACHES, Fault
+
+
+@pytest.fixture(autouse=True)
+def as_it_came() -> None:
+    """The model files hold mlx-lm's own functions, whatever models other tests have loaded."""
+    files = [module for name, module in sys.modules.items() if name.startswith(kernel_injection.MODELS)]
+    kernel_injection._swap(files, kernel_injection._OURS, kernel_injection._ORIGINALS)  # pyright: ignore[reportPrivateUsage]
+
 
 CASES = [(fault, name) for fault in FAULTS for name in fault.architectures]
 

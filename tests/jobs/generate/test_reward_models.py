@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 from mlx_bulk.jobs.cli.main import cli
 from mlx_bulk.jobs.generate.trainer_api import Rollouts
+from mlx_bulk.runner.layers import kernel_injection
 from mlx_bulk.runner.pool_engine.pooler import Pooler
 from mlx_bulk.runner.scheduler.pool_batches import PoolBatch
 from mlx_bulk.runner.text.tokenizer import load_tokenizer
@@ -184,7 +185,10 @@ def test_a_model_that_is_no_reward_model_is_refused_before_any_weights_are_loade
     assert roll(bench, rewards=[{"model": str(silent)}]).code == 0  # texts need no template
 
 
-def test_a_plan_counts_the_weights_of_reward_models_and_leaves_them_room(bench: Bench, rater: Path):
+def test_a_plan_counts_the_weights_of_reward_models_and_leaves_them_room(bench: Bench, rater: Path, monkeypatch: pytest.MonkeyPatch):
+    """Copies that a CPU packs aside."""
+    monkeypatch.setattr(kernel_injection, "packing_bytes", lambda *_: 0)
+
     def planned(rewards: list[dict[str, Any]]) -> dict[str, Any]:
         path = bench.write_config(job="rollout", sampling={"n": 2, "max_tokens": 6, "temperature": 1.0}, rewards=rewards)
         result = CliRunner().invoke(cli, ["plan", str(path), "--json"])

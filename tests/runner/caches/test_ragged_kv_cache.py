@@ -22,8 +22,8 @@ Logits = NDArray[np.float32]
 
 
 @pytest.fixture(autouse=True)
-def originals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with kernel_models.originals(monkeypatch):
+def originals() -> Iterator[None]:
+    with kernel_models.originals():
         yield
 
 

@@ -24,8 +24,8 @@ LENGTHS = [64, 5, 30]
 
 
 @pytest.fixture(autouse=True)
-def originals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with kernel_models.originals(monkeypatch):
+def originals() -> Iterator[None]:
+    with kernel_models.originals():
         yield
 
 

@@ -24,9 +24,9 @@ pytestmark = needed
 
 
 @pytest.fixture(autouse=True)
-def as_it_came(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def as_it_came() -> Iterator[None]:
     """Each test starts and ends with mlx-lm's own."""
-    with originals(monkeypatch):
+    with originals():
         yield
 
 

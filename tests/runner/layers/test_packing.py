@@ -28,7 +28,7 @@ def as_it_came(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Each test starts and ends with mlx-lm's own layers; vocabularies of tests are large ones."""
     for module in (cpu_layers, kernel_injection):
         monkeypatch.setattr(module, "VOCABULARY", 2048)
-    with originals(monkeypatch):
+    with originals():
         yield
 
 

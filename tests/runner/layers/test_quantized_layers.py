@@ -22,8 +22,8 @@ pytestmark = kernel_models.needed
 
 
 @pytest.fixture(autouse=True)
-def originals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with kernel_models.originals(monkeypatch):
+def originals() -> Iterator[None]:
+    with kernel_models.originals():
         yield
 
 

@@ -53,7 +53,7 @@ def test_what_is_not_needed_is_dropped_before_anything_is_loaded(pair: tuple[Pat
     [first] = models.get([wanted(pair[0])], PLENTY)
     models.get([wanted(pair[1])], PLENTY)  # the first has made room
     models.get([wanted(pair[1]), wanted(pair[0])], PLENTY)  # both stand: the one that comes gets what the other leaves
-    assert budgets == [PLENTY, PLENTY, PLENTY - first.weight_bytes]
+    assert budgets == [PLENTY, PLENTY, PLENTY - first.parameter_bytes]
 
 
 @pytest.mark.parametrize("first", [None, "first"])

@@ -35,9 +35,8 @@ USED = {
 
 
 @contextmanager
-def originals(patch: pytest.MonkeyPatch) -> Generator[None]:
-    """Before and behind it mlx-lm is as it came; inside it small networks are served too."""
-    patch.setattr(kernel_injection, "LEAST", 0)
+def originals() -> Generator[None]:
+    """Before and behind it mlx-lm is as it came."""
     networks = [tiny.build(name) for name in USED]
     for network in networks:
         kernel_injection.restore(network.eval())
