@@ -69,6 +69,7 @@ _ENTRIES: dict[str, list[Any]] = {
     "product_sums": [_ARRAY, _ARRAY, _MAYBE, *[_ARRAY] * 6, _FLOAT],
     "quantized_product_sums": [*[_ARRAY] * 4, _MAYBE, *[_ARRAY] * 6, _FLOAT, _INT],
     "block": [ctypes.c_void_p],
+    "blocks": [ctypes.c_void_p, ctypes.c_int64],
     "encoder_block": [ctypes.c_void_p],
     "pack_weight": [ctypes.c_void_p, _MAYBE, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p],
 }
@@ -126,8 +127,8 @@ def _compiled() -> tuple[Path, ExitStack]:
 
 
 def _checked(code: int, *_: object) -> int:
-    """Returns a function's code. Raises MemoryError where it is not 0."""
-    if code:
+    """Returns a function's code. Raises MemoryError where it is negative."""
+    if code < 0:
         raise MemoryError("out of memory in a kernel")
     return code
 
@@ -207,7 +208,11 @@ class Places:
     def hold(self, arrays: Sequence[mx.array]) -> bool:
         """Returns True when these are the same arrays in the same places."""
         same = len(arrays) == len(self._of) and all(a is b for a, b in zip(arrays, self._of, strict=True))
-        return same and bool(library().lie(self._objects, self._at, len(arrays)))
+        return same and self.stand()
+
+    def stand(self) -> bool:
+        """Returns True when no array has moved."""
+        return bool(library().lie(self._objects, self._at, len(self._of)))
 
 
 def empty(shape: Sequence[int]) -> mx.array:

@@ -16,7 +16,7 @@
 
 namespace {
 
-// The struct's layout is that of `_Call` in kernels/decoder_block.py.
+// The struct's layout is that of `_Call` in kernels/blocks/decoder_block.py.
 struct Block {
   const float *x, *norm, *q, *k, *v, *o, *second_norm, *gate, *up, *down;  // x [B, T, d], dense
   const float *q_bias, *k_bias, *v_bias, *o_bias, *gate_bias, *up_bias, *down_bias, *q_norm, *k_norm;  // null where there is none
@@ -30,9 +30,11 @@ struct Block {
   const Quantized* quantized;                       // [7]: q, k, v, o, gate, up, down in place of those above; without words where float32
   const float *const *packed;                       // [7]: those once more, with their biases, as in `Packed`; null where they are not
   float* out;                                       // [B, T, d]
-  const int64_t *rooms, *used, *real;               // [B] each: a cache's capacity in positions, positions that it holds, and how many of
-                                                    // T are tokens, with pads after them; real is null where there are no pads
+  const int64_t* rooms;                             // [B], a cache's capacity in positions
+  int64_t* used;                                    // [B], positions that it holds
+  const int64_t* real;                              // [B], how many of T are tokens, with pads after them; null where there are no pads
   const int64_t *fronts, *front_rooms;              // [B] each: positions in a row's prefix, and its capacity
+  int64_t* lengths;                                 // [B], positions that a row holds, its prefix too; `count_written` alone uses it
   int64_t b, t, d, heads, kv, width, hidden, half;  // rows, positions, model width, heads, key heads, head width, MLP width, RoPE pairs
   int64_t count, longest;                           // number of starts; the most positions that a row holds after this call
   int64_t ms[4];                                    // the mask's strides in elements, 0 where it is broadcast
@@ -63,6 +65,18 @@ struct Block {
     a.run();
     for (long at = 0; at < rows; at += AT_ONCE) feed_forward(tokens, at, std::min(AT_ONCE, rows - at), attended, made);
     if (!whole) spread(from, made);
+  }
+
+  // Returns true when each row's cache holds t positions more.
+  bool has_room() const {
+    for (long row = 0; row < b; row++)
+      if (used[row] + t > rooms[row]) return false;
+    return true;
+  }
+
+  // Counts the positions that a call without pads has written.
+  void count_written() const {
+    for (long row = 0; row < b; row++) used[row] += t, lengths[row] += t;
   }
 
  private:

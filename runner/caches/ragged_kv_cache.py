@@ -75,6 +75,16 @@ class RaggedKVCache:
             self._rooms = Rooms(keys, values, sizes, own, fronts)
         return self._rooms
 
+    @property
+    def placed(self) -> Rooms | None:
+        """The rows' addresses while they stay as they are; None where they are to be looked up."""
+        return self._rooms
+
+    @property
+    def pads_come(self) -> bool:
+        """True within calls with pads."""
+        return self._coming is not None
+
     def real(self, t: int) -> NDArray[np.int64] | None:
         """Returns how many of a call's t columns are tokens of each row; None if all are."""
         return None if self._coming is None else np.minimum(self._coming, t)

@@ -20,8 +20,8 @@ from ..engine.scorer import Scorer
 from ..engine.setup import BatchFeatures, Setup
 from ..layers.kv_cache import make_caches
 from ..layers.lm_head import Head
-from ..layers.logit_scores import score_logits
 from ..layers.network import Network
+from ..layers.state_scores import score_logits
 from ..scheduler.limits import Limits
 from .padding_probe import allowed_difference
 from .trial import largest_gap, outcomes_of, random_ids, row_logits, trial_score_request

@@ -32,8 +32,7 @@ from ..layers.kv_cache import (
     select,
     send_caches,
 )
-from ..layers.logit_scores import no_scores
-from ..layers.state_scores import read_scores
+from ..layers.state_scores import no_scores, read_scores
 from ..scheduler.prefill_calls import call_width, prefill_calls
 from .prefix_disk_cache import ComputedPrefix
 from .setup import Setup

@@ -24,8 +24,7 @@ from ..core.errors import first_line, is_out_of_memory
 from ..core.outcomes import Failure, Outcome
 from ..core.progress import Progress
 from ..core.requests import ScoreRequest
-from ..layers.logit_scores import no_scores
-from ..layers.state_scores import read_scores
+from ..layers.state_scores import no_scores, read_scores
 from ..scheduler.prefix_tree import Owner, Segment, bucket_length, forest, passage_input
 from ..scheduler.score_batches import child_turns, fixed_batches, scoring_limits, segment_batches
 from ..scheduler.score_calls import batch_width, call_reads, padded_tokens

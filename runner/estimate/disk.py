@@ -18,7 +18,7 @@ from ..core.outcomes import Failure, Generated, Outcome, Pooled, Scored
 from ..core.policy import Policy
 from ..core.requests import AnyRequest, PoolRequest, Request, Row, Sample, ScoreRequest
 from ..engine.partial_scores import NO_DIVERGENCE
-from ..layers.logit_scores import no_scores
+from ..layers.state_scores import no_scores
 from ..pipeline.job import Grouping, Job, Ratings
 from ..store.arrow_builder import record_batch, record_bytes
 from ..store.part_file import ERRORS_SCHEMA

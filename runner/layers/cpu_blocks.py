@@ -61,19 +61,23 @@ class BuiltBlock:
         """Returns None: a copied layer builds its own block, as this one points to the first layer's memory."""
 
 
-def _block(layer: Any) -> Block | None:
+def block_of(layer: Any) -> Block | None:
     """Returns the kernel's block for a layer with its present weights; None where the kernel can't serve it. Raises Traced."""
     weights = _weights(layer)
     if weights is None:
         return None
     built: BuiltBlock | None = layer.__dict__.get(BUILT)
-    arrays = [array for weight in weights.values() for array in (weight.arrays if isinstance(weight, QuantizedWeight) else (weight,))]
+    arrays = _arrays(weights)
     if built is None or not built.of.hold(arrays):
         if not all(suits_quantized(each) if isinstance(each, QuantizedWeight) else native.suits(each) for each in weights.values()):
             return None
         built = BuiltBlock(native.Places(arrays), _build(layer, weights))
         object.__setattr__(layer, BUILT, built)  # not among the layer's parameters
     return built.block
+
+
+def _arrays(weights: dict[str, Any]) -> list[mx.array]:
+    return [array for weight in weights.values() for array in (weight.arrays if isinstance(weight, QuantizedWeight) else (weight,))]
 
 
 def _written(layer: Any) -> WeakKeyDictionary[KVCache, WrittenCache]:
@@ -252,7 +256,7 @@ def _fast(original: Any) -> Any:
             if not context.whole_blocks or self.training or type(held) not in CACHES or x.ndim != 3 or not native.suits(x):
                 return slow()
             try:
-                block = _block(self)
+                block = block_of(self)
             except native.Traced:
                 return slow()
             if block is None:
@@ -275,7 +279,9 @@ BLOCKS: dict[type, type] = {original: _fast(original) for original in DECODER_BL
 
 def serves(layer: Any) -> bool:
     """Returns True when the kernel serves a layer's calls, so that its batches can use a ragged cache."""
-    return isinstance(layer, tuple(BLOCKS.values())) and context_of(layer).whole_blocks and not layer.training and _block(layer) is not None
+    return (
+        isinstance(layer, tuple(BLOCKS.values())) and context_of(layer).whole_blocks and not layer.training and block_of(layer) is not None
+    )
 
 
 def row_cache(caches: Sequence[KVCache]) -> RaggedKVCache:

@@ -13,6 +13,7 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from ...kernels import backend, native
 from .call_context import BUILT, drop_context, share_context
 from .cpu_blocks import BLOCKS
+from .cpu_bodies import BODIES
 from .cpu_layers import (
     FastCappedAttention,
     FastEmbedding,
@@ -64,7 +65,7 @@ LAYERS: dict[type, type] = {
     SectionedRope: FastSectionedRope,
     Llama3RoPE: FastLlama3RoPE,
 }
-CLASSES = LAYERS | CONVOLUTIONS | BLOCKS | FAST_STACKED
+CLASSES = LAYERS | CONVOLUTIONS | BLOCKS | BODIES | FAST_STACKED
 WITH_CONTEXT: set[type] = {SectionedRope, *STACKED.values()}  # need the context of the network's calls on any device
 QUANTIZED = {
     original: LAYERS[original] for original in (nn.QuantizedLinear, nn.QuantizedEmbedding, ScaledQuantizedEmbedding, QuantizedSwitchLinear)

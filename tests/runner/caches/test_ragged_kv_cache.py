@@ -129,9 +129,9 @@ def test_layers_that_the_kernel_leaves_alone_get_copies(name: str, story: Callab
     truth = story(tiny.build(name))
     network = kernel_models.put(name)
     monkeypatch.setattr(kv_cache, "serves", lambda layer: True)
-    block = cpu_blocks._block  # pyright: ignore[reportPrivateUsage]
+    block = cpu_blocks.block_of
     for refused in (network.layers[1], *network.layers):  # one layer of them, then all
-        monkeypatch.setattr(cpu_blocks, "_block", lambda layer, refused=refused: None if layer is refused else block(layer))
+        monkeypatch.setattr(cpu_blocks, "block_of", lambda layer, refused=refused: None if layer is refused else block(layer))
         np.testing.assert_allclose(story(network), truth, rtol=0, atol=2e-4)
 
 

@@ -67,10 +67,10 @@ def test_layers_that_the_kernel_leaves_alone_get_copies(name: str, monkeypatch: 
     base = make_caches(network, 1, padded=False)
     network(tokens(1, 50), cache=base)
     truth = fed(network, widen_caches(base, 3))
-    block = cpu_blocks._block  # pyright: ignore[reportPrivateUsage]
+    block = cpu_blocks.block_of
     for refused in ([network.layers[1]], network.layers):
         monkeypatch.setattr(
-            cpu_blocks, "_block", lambda layer, refused=refused: None if any(layer is one for one in refused) else block(layer)
+            cpu_blocks, "block_of", lambda layer, refused=refused: None if any(layer is one for one in refused) else block(layer)
         )
         for ours, theirs in zip(fed(network, read_only_views(base)), truth, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-4)

@@ -12,7 +12,7 @@ from mlx_bulk.kernels.sampling.draw import Launched, launch
 from mlx_bulk.kernels.sampling.parameters import Parameters
 from mlx_bulk.runner.core.outcomes import Generated
 from mlx_bulk.runner.engine import decode_batch
-from mlx_bulk.runner.layers import logit_scores
+from mlx_bulk.runner.layers import state_scores
 from mlx_bulk.runner.layers.kv_cache import make_caches
 from numpy.typing import NDArray
 
@@ -95,7 +95,7 @@ def test_targets_of_the_echo_shifted_by_one_fail(monkeypatch: pytest.MonkeyPatch
     def shifted(logits: mx.array, targets: NDArray[np.int32], *figures: Any) -> Scores:
         return logprobs.score(logits, np.roll(targets, 1), *figures)
 
-    monkeypatch.setattr(logit_scores, "score", shifted)
+    monkeypatch.setattr(state_scores, "score", shifted)
     with pytest.raises(AssertionError):
         assert_echo_is_naive(build("llama"), PROMPTS, outcomes(build("llama")))
 

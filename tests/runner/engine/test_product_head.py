@@ -13,8 +13,8 @@ from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.layers.layer_patching import patch_layers
 from mlx_bulk.runner.layers.lm_head import Head
-from mlx_bulk.runner.layers.logit_scores import score_logits, score_product
 from mlx_bulk.runner.layers.network import Network
+from mlx_bulk.runner.layers.state_scores import score_logits, score_product
 from numpy.typing import NDArray
 
 from ..support import kernel_models, tiny, tiny_runs

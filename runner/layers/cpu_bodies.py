@@ -1,0 +1,140 @@
+"""All decoder blocks of a network as one CPU kernel call, for steps of a batch whose caches have memory of their own.
+
+mlx-lm's body calls one block after the other. Each call finds little of Python's data in the processor's cache, as the weights of the block
+before have passed through it. What does not fit is left to that body, whose blocks are kernel calls of their own (``cpu_blocks``).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import is_
+from typing import Any, cast
+
+import mlx.core as mx
+from mlx_lm.models import llama, qwen2, qwen3
+
+from ...kernels import native
+from ...kernels.blocks.decoder_block import Block, Stack
+from ..caches.ragged_kv_cache import RaggedKVCache
+from .call_context import BUILT, CallContext
+from .cpu_blocks import BLOCKS, PROJECTIONS, block_of
+
+DECODER_BODIES: tuple[type, ...] = (llama.LlamaModel, qwen2.Qwen2Model, qwen3.Qwen3Model)
+OPTIONAL = {"self_attn": ("q_norm", "k_norm"), "mlp": ()}
+PARTS = {parent: (*(f"{name}_proj" for name, at in PROJECTIONS.items() if at == parent), *others) for parent, others in OPTIONAL.items()}
+NORMS = ("input_layernorm", "post_attention_layernorm")
+ARRAYS = ("weight", "bias", "scales", "biases")
+_FAST_BLOCKS = tuple(BLOCKS.values())
+
+
+class _Watched:
+    """What the blocks of some layers were built of: modules, their classes, and arrays, each with its place in the module above it."""
+
+    def __init__(self, layers: Sequence[Any]):
+        """Raises Traced."""
+        self._holders, self._names, self._held = list[Any](), list[str](), list[Any]()
+        for layer in layers:
+            parts = [self._note(layer, name) for name in NORMS]
+            for parent, names in PARTS.items():
+                module = self._note(layer, parent)
+                parts += [self._note(module, name) for name in names]
+            for part in parts:
+                if part is not None:
+                    for name in ARRAYS:
+                        self._note(part, name)
+        self._modules = [*layers, *(each for each in self._held if each is not None and not isinstance(each, mx.array))]
+        self._classes = [type(module) for module in self._modules]
+        self._places = native.Places([each for each in self._held if isinstance(each, mx.array)])
+
+    def _note(self, module: Any, name: str) -> Any:
+        self._holders.append(module)
+        self._names.append(name)
+        self._held.append(dict.get(module, name))
+        return self._held[-1]
+
+    def stand(self) -> bool:
+        """Returns True when all is as it was. Modules are dicts."""
+        same = all(map(is_, map(dict.get, self._holders, self._names), self._held)) and all(
+            map(is_, map(type, self._modules), self._classes)
+        )
+        return same and self._places.stand()
+
+
+@dataclass(slots=True)
+class BuiltBody:
+    """A body's blocks, and the stack of the batch that was called last."""
+
+    of: _Watched
+    blocks: list[Block]
+    stack: Stack | None = None
+
+    def __deepcopy__(self, memo: Any) -> None:
+        """Returns None: a copied body builds its own."""
+
+    def __call__(self, x: mx.array, caches: list[RaggedKVCache]) -> mx.array:
+        """Returns the last block's output [B, T, d] of x. Raises Traced before anything is written."""
+        rooms = [cache.placed for cache in caches]
+        if self.stack is not None and len(rooms) == len(self.stack.rooms) and all(map(is_, rooms, self.stack.rooms)):
+            out = self.stack(x)
+            if out is not None:
+                return out
+        t = x.shape[1]
+        placed = [cache.rooms(t, block.kv, block.width) for cache, block in zip(caches, self.blocks, strict=True)]
+        self.stack = Stack(self.blocks, placed, [cache.lengths for cache in caches])
+        out = self.stack(x)
+        assert out is not None, "a row without room"
+        return out
+
+
+def _built(body: Any) -> BuiltBody | None:
+    """Returns a body's blocks with their present weights; None where the kernel can't serve one. Raises Traced."""
+    built: BuiltBody | None = body.__dict__.get(BUILT)
+    if built is not None and built.of.stand():
+        return built
+    blocks = [block_of(layer) if isinstance(layer, _FAST_BLOCKS) else None for layer in body.layers]
+    found = [block for block in blocks if block is not None]
+    if len(found) < len(blocks):
+        return None
+    built = BuiltBody(_Watched(body.layers), found)
+    object.__setattr__(body, BUILT, built)  # not among the body's parameters
+    return built
+
+
+def _steps(body: Any, cache: Any) -> bool:
+    """Returns True for a call of a batch without pads and pictures, on caches with memory of their own."""
+    context: CallContext = body._context
+    plain = context.whole_blocks and context.pictures is None and context.positions is None and not body.training
+    return plain and bool(cache) and len(cache) == len(body.layers) and all(_is_placed(each) for each in cache)
+
+
+def _is_placed(cache: Any) -> bool:
+    return type(cache) is RaggedKVCache and not cache.pads_come
+
+
+def _fast(original: Any) -> Any:
+    """Makes a class of bodies whose blocks are one kernel call."""
+
+    class FastBody(original):
+        """A body of embedding, decoder blocks and norm."""
+
+        _context: CallContext
+
+        def __call__(self, inputs: Any, cache: Any = None, input_embeddings: mx.array | None = None) -> mx.array:
+            """Token ids [B, T], or their embeddings [B, T, d] -> hidden states [B, T, d]."""
+            if not _steps(self, cache):
+                return super().__call__(inputs, cache, input_embeddings)
+            x = self.embed_tokens(inputs) if input_embeddings is None else input_embeddings
+            if x.ndim == 3 and native.suits(x):
+                try:
+                    built = _built(self)
+                    if built is not None and x.shape[2] == built.blocks[0].d:
+                        made = built(x, cast("list[RaggedKVCache]", cache))
+                        self._context.used.add("block")
+                        return self.norm(made)
+                except native.Traced:
+                    pass
+            return super().__call__(inputs, cache, x)
+
+    return FastBody
+
+
+BODIES: dict[type, type] = {original: _fast(original) for original in DECODER_BODIES}
