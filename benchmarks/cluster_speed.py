@@ -1,23 +1,26 @@
 """Measures a run over workers of one BLAS thread each: two workers beside one, and one beside a plain run, by the real command.
 
-All do the same rows with the same model, in turns; a row of the table is the median of the turns. ``two plain`` are two plain runs at
-once, each with half of the rows: what the machine's cores give two processes that know nothing of each other, and so the most that two
-workers can reach. Seconds are those from the first loaded model to the last commit, so that starting counts for none; a second process
+All do the same rows with the same model, in turns; a row of the table is the median of the turns. The model has random weights of 135 M
+parameters, or is that of ``--model``. ``two plain`` are two plain runs at once, each with half of the rows: what the machine's cores give
+two processes that know nothing of each other, and so the most that two workers can reach.
+
+Seconds are those from the first loaded model to the last commit, so that starting counts for none; a second process
 may load its model within them. ``steady`` are the rows a second in the middle: from the first tenth of the rows to the last.
 CPU milliseconds a row are those of all processes in the same seconds. Where they differ between the lines, the cores themselves were not
 equally fast, as on a shared machine. ``cores`` busy, which is CPU seconds by seconds, then says what the runner made of two.
 ``engines' cores`` counts the processes with models alone, and ``two_beside_one_engine_cores`` compares two workers with one by it.
 
-By default two workers have some 60 seconds of work, and a turn takes seven minutes. Needs an idle machine of two cores or more. The last
+By default two workers have some 60 seconds of work, and a turn takes six minutes. Needs an idle machine of two cores or more. The last
 line is JSON.
 
-A process of one BLAS thread uses some 1.1 cores, as its own thread works beside that of mlx's stream. So two of them on two cores cannot
-reach twice what one does. With --pin each worker, that is an agent with its engine, and each plain run is held to one core of its own, and
-what is left is what the runner costs. A driver may use all cores. Linux alone can do so.
+A process of one BLAS thread has other threads beside it, that of mlx's stream for one, which may take another core. With --pin each worker,
+that is an agent with its engine, and each plain run is held to one core of its own, and what is left is what the runner costs. A driver may
+use all cores. Linux alone can do so.
 """
 
 import argparse
 import json
+import multiprocessing
 import os
 import statistics
 import subprocess
@@ -31,7 +34,7 @@ from pathlib import Path
 
 import psutil
 from about import about, table
-from cluster_config import DEMO, write
+from cluster_config import write
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("OPENBLAS_")} | {"OPENBLAS_NUM_THREADS": "1"}
 PROCESSES: tuple[str, ...] = ("driver", "agents", "engines")
@@ -155,23 +158,29 @@ def start(config: Path, workers: int, cores: list[int]) -> Watched:
 def main() -> None:
     """Runs all in turns and prints the ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=12_000)
+    parser.add_argument("--rows", type=int, default=2_400)
     parser.add_argument("--tokens", type=int, default=32, help="new tokens a row")
     parser.add_argument("--turns", type=int, default=1)
-    parser.add_argument("--model", type=Path, default=DEMO)
+    parser.add_argument("--model", type=Path, help="a checkpoint's folder, in place of random weights")
     parser.add_argument("--pin", action="store_true", help="hold each worker, and each plain run, to one core of its own")
     args = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0)) if args.pin and sys.platform == "linux" else []
     if args.pin and len(cores) < 2:
         parser.error("--pin needs Linux, and two cores")
-    sections = {
-        "model": {"path": str(args.model.absolute())},
-        "sampling": {"max_tokens": args.tokens, "temperature": 0},
-        "batch": {"rows": 32},
-    }
     runs: dict[str, list[Measured]] = {"plain": [], "two plain": [], "1 worker": [], "2 workers": []}
     with tempfile.TemporaryDirectory(dir=".") as name:
         root = Path(name).absolute()
+        model = root / "model" if args.model is None else args.model.absolute()
+        if args.model is None:
+            model.mkdir()
+            builder = multiprocessing.get_context("spawn").Process(target=save_model, args=(model,))
+            builder.start()
+            builder.join()
+        sections = {
+            "model": {"path": str(model)},
+            "sampling": {"max_tokens": args.tokens, "temperature": 0},
+            "batch": {"rows": 32},
+        }
         whole, *halves = (
             write(root / part, rows, **sections) for part, rows in (("all", args.rows), ("a", args.rows // 2), ("b", args.rows // 2))
         )
@@ -211,6 +220,13 @@ def main() -> None:
     figures = {f"{name}{part}": ratio for part, found in compared.items() for name, ratio in ratios(found).items()}
     seconds = {label: [round(each.seconds, 2) for each in turns] for label, turns in runs.items()}
     print(json.dumps({**figures, "seconds": seconds, "cores": busy, "cpu_ms_a_row": cpu, "rows": args.rows, "pinned": args.pin, **about()}))
+
+
+def save_model(folder: Path) -> None:
+    """Builds the model, in a process of its own: this one goes on without mlx."""
+    import shapes
+
+    shapes.save(folder, shapes.SHAPES["135m"])
 
 
 def milliseconds(turns: list[Measured], kind: str, rows: int) -> float:

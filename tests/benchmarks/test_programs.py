@@ -10,6 +10,7 @@ import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 GENERATE = ["generate_speed.py", "--shape", "5m", "--prompts", "3", "--new", "3", "--rows", "2", "--rounds", "1", "--peers", "mlx_lm_fast"]
+DEMO = str(BENCHMARKS.parent / "configs" / "demo")
 UNBOUND = ["--told", "300", "--given", "300", "--refused", "300"]  # no test times a speed
 PREFIX = ["prefix_speed.py", "--shape", "5m", "--count", "2", "--new", "3", "--rounds", "1", "--work"]
 
@@ -70,7 +71,10 @@ def test_samples_are_drawn_from_one_prefill_and_from_one_each(tmp_path: Path):
         (["skew.py", "--count", "6", "--rows", "2"], {"padding", "filled", "filled_before_the_end"}),
         (["outside.py", "--shape", "5m", "--prompts", "3", "--new", "3", "--rounds", "1"], {"outside", "start_seconds"}),
         (["cluster_slow_worker.py", "--seconds", "1"], {"over_ideal", "begun_again_share"}),
-        (["cluster_speed.py", "--rows", "600", "--tokens", "8"], {"two_beside_one", "two_beside_one_engine_cores", "cpu_ms_a_row"}),
+        (
+            ["cluster_speed.py", "--rows", "600", "--tokens", "8", "--model", DEMO],
+            {"two_beside_one", "two_beside_one_engine_cores", "cpu_ms_a_row"},
+        ),
         (["cluster_scale.py", "--workers", "2", "--leases", "2", "--seconds", "1"], {"cpu_ms_a_lease", "core_share", "peak_mb", "growth"}),
         (["cluster_times.py", "--kills", "1", "--workers", "2", *UNBOUND], {"seconds", "said", "wrong", "bounds"}),
         (["million.py", "--rows", "40", "--few", "20"], {"memory", "rows_per_second"}),
