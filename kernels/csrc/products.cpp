@@ -12,6 +12,9 @@ namespace kernels {
 void dots(long rows, long columns, const float* a, long lda, const float* b, long ldb, long depth, float* c, long ldc,
           const float* bias) {
   long n = 0;
+  if (rows <= 2)
+    for (; n + PAIR_COLUMNS <= columns; n += PAIR_COLUMNS)
+      dots_of_rows<2, PAIR_COLUMNS>(rows, a, lda, b + n * ldb, ldb, depth, c + n, ldc, bias ? bias + n : nullptr);
   for (; n + DOT_COLUMNS <= columns; n += DOT_COLUMNS)
     dots_of_rows<DOT_ROWS, DOT_COLUMNS>(rows, a, lda, b + n * ldb, ldb, depth, c + n, ldc, bias ? bias + n : nullptr);
   for (; n < columns; n++) dots_of_rows<DOT_ROWS, 1>(rows, a, lda, b + n * ldb, ldb, depth, c + n, ldc, bias ? bias + n : nullptr);
@@ -21,7 +24,10 @@ void outer(long rows, long columns, const float* a, long lda, const float* b, lo
   auto sums = [&](long n) { return add ? Sums{c + n, ldc} : Sums{}; };
   long n = 0;
   for (; n + WIDE * W <= columns; n += WIDE * W) outer_of_rows<ROWS, WIDE>(rows, a, lda, b + n, ldb, depth, c + n, ldc, sums(n));
-  for (; n < columns; n += W) outer_of_rows<ROWS, 1>(rows, a, lda, b + n, ldb, depth, c + n, ldc, sums(n));
+  for (long left; (left = (columns - n) / W) > 0; n += (left > 1 ? 2 : 1) * W) {
+    if (left > 1) outer_of_rows<ROWS, 2>(rows, a, lda, b + n, ldb, depth, c + n, ldc, sums(n));
+    else outer_of_rows<ROWS, 1>(rows, a, lda, b + n, ldb, depth, c + n, ldc, sums(n));
+  }
 }
 
 constexpr int HELD = REGISTERS == 32 ? 24 : 12;  // sums kept in registers
