@@ -107,7 +107,8 @@ def _ours(network: nn.Module) -> list[nn.Module]:
 
 
 def _change(network: nn.Module, classes: dict[type, type]) -> list[nn.Module]:
-    changed = [layer for layer in network.modules() if type(layer) in classes]
+    found = {id(layer): layer for layer in network.modules() if type(layer) in classes}  # one layer may stand in several places
+    changed = list(found.values())
     for layer in changed:
         layer.__class__ = classes[type(layer)]
     return changed

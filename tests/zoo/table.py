@@ -1,6 +1,6 @@
 """Writes docs/models.md: how each architecture of mlx-lm runs here, how far a batch is from rows alone, and mlx-lm's faults.
 
-    python -m tests.zoo.table            about ten minutes; torch and transformers are needed
+    MLX_BULK_CPU=generic python -m tests.zoo.table            about ten minutes; torch and transformers are needed
 
 What it measures is what the zoo's tests bound.
 """
@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from mlx_bulk.kernels import backend
+from mlx_bulk.kernels.cpu.vector_units import generic
 
 from ..runner.support.naive_truth import ECHO_TOLERANCE
 from ..runner.support.tiny_runs import documents
@@ -33,8 +34,9 @@ INTRODUCTION = """\
 
 <!-- written by python -m tests.zoo.table -->
 
-How each architecture of mlx-lm {} (mlx {}) runs here: in float32 on a CPU ({}), on tiny random models with every kind of layer that
-it can have, and windows shorter than the rows. The way is found at load by trying, not by the name:
+How each architecture of mlx-lm {} (mlx {}) runs here: in float32 by mlx's operations on a CPU ({}), on tiny random models with
+every kind of layer that it can have, and windows shorter than the rows. The way is found at load by trying, not by the name. With this
+program's kernels for CPUs it may be a faster one:
 
 - **padded**: rows of unlike lengths share a batch, and new ones join it while others decode;
 - **joined**: the same from the first decode step on; prompts of one length are prefilled together, as a recurrent state would keep pads;
@@ -166,6 +168,8 @@ def _listed(faults: tuple[Fault, ...]) -> list[str]:
 
 def main() -> None:
     """Measures all, and writes the page."""
+    if not generic():
+        sys.exit("set MLX_BULK_CPU=generic: the page tells what holds on any device")
     warnings.simplefilter("ignore")
     logging.getLogger("mlx_bulk").setLevel(logging.ERROR)
     rows: list[Row] = []

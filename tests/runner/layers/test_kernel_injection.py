@@ -158,6 +158,16 @@ def test_a_kernel_that_crashes_is_put_back(monkeypatch: pytest.MonkeyPatch, capl
     assert llama.scaled_dot_product_attention is base.scaled_dot_product_attention
 
 
+def test_a_layer_that_stands_in_two_places_is_replaced_once():
+    network = tiny.build("llama")
+    first, second = network.model.layers
+    second.mlp.gate_proj = first.mlp.gate_proj
+    assert substitute(network, tiny.VOCABULARY, None) == USED["llama"]
+    assert type(second.mlp.gate_proj) is type(second.mlp.up_proj)
+    kernel_injection.restore(network)
+    assert type(second.mlp.gate_proj) is nn.Linear
+
+
 def test_without_a_compiler_nothing_is_replaced(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(native, "library", lambda: None)
     assert substitute(tiny.build("llama"), tiny.VOCABULARY, None) == ()
