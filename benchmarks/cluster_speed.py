@@ -13,7 +13,7 @@ equally fast, as on a shared machine. ``cores`` busy, which is CPU seconds by se
 By default two workers have some 60 seconds of work, and a turn takes six minutes. Needs an idle machine of two cores or more. The last
 line is JSON.
 
-A process of one BLAS thread has other threads beside it, that of mlx's stream for one, which may take another core. With --pin each worker,
+A process of one BLAS thread also has mlx's stream thread, which may take another core. With --pin each worker,
 that is an agent with its engine, and each plain run is held to one core of its own, and what is left is what the runner costs. A driver may
 use all cores. Linux alone can do so.
 """

@@ -91,7 +91,7 @@ class MemoryModel:
         self._loaded: dict[tuple[LogprobOptions, PoolingSpec | None, bool], LoadedModels] = {}
         pooling = None if kind is None else kind(self.parts(config, columns)).pooling
         model = self._load(LogprobOptions(), pooling, generates=pooling is None).model
-        self._inferring = only_inside([model.network] if model.substitutes else [])
+        self._inferring = only_inside([model.called_network] if model.substitutes else [])
 
     @property
     def context(self) -> int | None:

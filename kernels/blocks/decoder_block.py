@@ -1,8 +1,8 @@
 """A decoder block on the CPU in one call: norm, attention over a cache, norm, gated feed-forward (Llama, Touvron et al. 2023).
 
 Part by part, mlx would wake up some ten times per block. In a decode step that takes as long as the arithmetic. All blocks of a step are
-one call too (``Stack``): the weights of a block drive Python's own data out of the processor's cache, so that a call of each block took
-0.1 ms. Knows the arrays of a block and of its cache, not where they come from.
+one call too (``Stack``): weights push Python's data out of the processor's cache, and one call for each block then cost 0.1 ms more. Knows
+the arrays of a block and of its cache, not where they come from.
 """
 
 import ctypes

@@ -12,7 +12,7 @@ namespace {
 
 // Sums kept in registers at once, rows x columns; they leave room for the operands. In `dots_in_registers` a column is one number, else a vector.
 constexpr int DOT_ROWS = REGISTERS == 32 ? 4 : 3, DOT_COLUMNS = REGISTERS == 32 ? 6 : 4;
-// The same for one or two rows. To add up the numbers of vectors is much of the work where rows are short, and W vectors at once are cheapest.
+// The same for one or two rows. With a small depth, adding up lanes is much of the work; it is cheapest for W sums at once (two rows of eight).
 constexpr int PAIR_COLUMNS = W == 16 ? 8 : DOT_COLUMNS;
 constexpr long DEEP = 2048;  // depth of a transposed panel: it stays in the L2 cache
 

@@ -66,6 +66,7 @@ class RaggedKVCache:
     def rooms(self, t: int, heads: int, width: int) -> Rooms:
         """Returns the rows' addresses. Each row has a slab of its own, with room for t positions more of ``heads`` x ``width``."""
         if self._rooms is None or (self._rooms.used + t > self._rooms.sizes).any():
+            self._rooms = None  # memory may run out between two rows
             ahead = np.array([0 if front is None else front.length for front in self.fronts], np.int64)
             own = self.lengths - ahead
             for row, length in enumerate(own.tolist()):

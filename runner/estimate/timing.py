@@ -68,7 +68,9 @@ def calibrate(config: JobConfig, spec: RunSpec, survey: Survey, models: ModelPoo
     begin = monotonic()
     batch = config.batch.model_copy(update={"prefix_cache": None})  # nothing is written
     loaded = load_models(spec.models(config), batch, spec.job.wanted, models)
-    setup = replace(loaded.setup, limits=sampling_limits(loaded.setup.limits, config, loaded.model.parameter_bytes))
+    adapters = loaded.model.adapters
+    weights = loaded.model.parameter_bytes if adapters is None else adapters.nbytes
+    setup = replace(loaded.setup, limits=sampling_limits(loaded.setup.limits, config, weights))
     load_seconds = monotonic() - begin
     windows = _windows(config, spec, survey, setup)
     # A group's reference logprobs and rewards come from elsewhere, beside the engine.

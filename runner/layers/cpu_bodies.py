@@ -1,7 +1,8 @@
 """All decoder blocks of a network as one CPU kernel call, for steps of a batch whose caches have memory of their own.
 
 mlx-lm's body calls one block after the other. Each call finds little of Python's data in the processor's cache, as the weights of the block
-before have passed through it. What does not fit is left to that body, whose blocks are kernel calls of their own (``cpu_blocks``).
+before have passed through it. Calls that the kernel cannot serve go to mlx-lm's body, whose blocks are kernel calls of their own
+(``cpu_blocks``). Between calls layers, their parts, classes and weights may change, as for ``cpu_blocks``.
 """
 
 from collections.abc import Sequence
@@ -17,13 +18,14 @@ from ...kernels.blocks.decoder_block import Block, Stack
 from ..caches.ragged_kv_cache import RaggedKVCache
 from .call_context import BUILT, CallContext
 from .cpu_blocks import BLOCKS, PROJECTIONS, block_of
+from .deepstack import FAST_STACKED
 
 DECODER_BODIES: tuple[type, ...] = (llama.LlamaModel, qwen2.Qwen2Model, qwen3.Qwen3Model)
 OPTIONAL = {"self_attn": ("q_norm", "k_norm"), "mlp": ()}
 PARTS = {parent: (*(f"{name}_proj" for name, at in PROJECTIONS.items() if at == parent), *others) for parent, others in OPTIONAL.items()}
 NORMS = ("input_layernorm", "post_attention_layernorm")
 ARRAYS = ("weight", "bias", "scales", "biases")
-_FAST_BLOCKS = tuple(BLOCKS.values())
+_FAST_BLOCKS = {*BLOCKS.values(), *FAST_STACKED.values()}  # a class made of one of them may do more in its call
 
 
 class _Watched:
@@ -31,6 +33,7 @@ class _Watched:
 
     def __init__(self, layers: Sequence[Any]):
         """Raises Traced."""
+        self._layers = list(layers)
         self._holders, self._names, self._held = list[Any](), list[str](), list[Any]()
         for layer in layers:
             parts = [self._note(layer, name) for name in NORMS]
@@ -51,12 +54,11 @@ class _Watched:
         self._held.append(dict.get(module, name))
         return self._held[-1]
 
-    def stand(self) -> bool:
-        """Returns True when all is as it was. Modules are dicts."""
-        same = all(map(is_, map(dict.get, self._holders, self._names), self._held)) and all(
-            map(is_, map(type, self._modules), self._classes)
-        )
-        return same and self._places.stand()
+    def stand(self, layers: Sequence[Any]) -> bool:
+        """Returns True when these are the layers, and all in them is as it was. Modules are dicts."""
+        same = len(layers) == len(self._layers) and all(map(is_, layers, self._layers))
+        same = same and all(map(is_, map(dict.get, self._holders, self._names), self._held))
+        return same and all(map(is_, map(type, self._modules), self._classes)) and self._places.stand()
 
 
 @dataclass(slots=True)
@@ -72,15 +74,15 @@ class BuiltBody:
 
     def __call__(self, x: mx.array, caches: list[RaggedKVCache]) -> mx.array:
         """Returns the last block's output [B, T, d] of x. Raises Traced before anything is written."""
-        rooms = [cache.placed for cache in caches]
-        if self.stack is not None and len(rooms) == len(self.stack.rooms) and all(map(is_, rooms, self.stack.rooms)):
-            out = self.stack(x)
+        rooms, stack = [cache.placed for cache in caches], self.stack  # another thread may keep its own there at any time
+        if stack is not None and len(rooms) == len(stack.rooms) and all(map(is_, rooms, stack.rooms)):
+            out = stack(x)
             if out is not None:
                 return out
         t = x.shape[1]
         placed = [cache.rooms(t, block.kv, block.width) for cache, block in zip(caches, self.blocks, strict=True)]
-        self.stack = Stack(self.blocks, placed, [cache.lengths for cache in caches])
-        out = self.stack(x)
+        self.stack = stack = Stack(self.blocks, placed, [cache.lengths for cache in caches])
+        out = stack(x)
         assert out is not None, "a row without room"
         return out
 
@@ -88,9 +90,9 @@ class BuiltBody:
 def _built(body: Any) -> BuiltBody | None:
     """Returns a body's blocks with their present weights; None where the kernel can't serve one. Raises Traced."""
     built: BuiltBody | None = body.__dict__.get(BUILT)
-    if built is not None and built.of.stand():
+    if built is not None:
         return built
-    blocks = [block_of(layer) if isinstance(layer, _FAST_BLOCKS) else None for layer in body.layers]
+    blocks = [block_of(layer) if type(layer) in _FAST_BLOCKS else None for layer in body.layers]
     found = [block for block in blocks if block is not None]
     if len(found) < len(blocks):
         return None
@@ -99,11 +101,19 @@ def _built(body: Any) -> BuiltBody | None:
     return built
 
 
+def _drop_old(body: Any) -> None:
+    """Lets go of what was built of weights that the body has no more: nothing else would, where its next caches are mlx-lm's."""
+    built: BuiltBody | None = body.__dict__.get(BUILT)
+    if built is not None and not built.of.stand(body.layers):
+        body.__dict__.pop(BUILT, None)
+
+
 def _steps(body: Any, cache: Any) -> bool:
     """Returns True for a call of a batch without pads and pictures, on caches with memory of their own."""
     context: CallContext = body._context
-    plain = context.whole_blocks and context.pictures is None and context.positions is None and not body.training
-    return plain and bool(cache) and len(cache) == len(body.layers) and all(_is_placed(each) for each in cache)
+    plain = context.whole_blocks and context.pictures is None and context.positions is None
+    whole = plain and getattr(body, "pipeline_size", 1) == 1 and not any(layer.training for layer in (body, *body.layers))
+    return whole and bool(cache) and len(cache) == len(body.layers) and all(_is_placed(each) for each in cache)
 
 
 def _is_placed(cache: Any) -> bool:
@@ -120,6 +130,7 @@ def _fast(original: Any) -> Any:
 
         def __call__(self, inputs: Any, cache: Any = None, input_embeddings: mx.array | None = None) -> mx.array:
             """Token ids [B, T], or their embeddings [B, T, d] -> hidden states [B, T, d]."""
+            _drop_old(self)
             if not _steps(self, cache):
                 return super().__call__(inputs, cache, input_embeddings)
             x = self.embed_tokens(inputs) if input_embeddings is None else input_embeddings

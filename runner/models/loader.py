@@ -55,6 +55,14 @@ class LanguageModel:
         """The bytes of the network's parameters: ``weight_bytes`` without packed copies and a vision tower."""
         return _parameter_bytes(self.network)
 
+    @property
+    def called_network(self) -> Any:
+        """The network that a call goes to, whose layers the kernels' classes are put on: a pooling model's lies within its body."""
+        if self.pooling is None:
+            return self.network
+        body = self.network.body
+        return getattr(body, "network", body)
+
 
 def load_model(
     config: ModelConfig,

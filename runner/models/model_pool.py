@@ -76,14 +76,15 @@ class ModelPool:
         """Lets go of all models, and puts mlx-lm's own layers back in its model files: the caller may train a network of the same files."""
         for model in self._held.values():
             if model.substitutes:
-                restore(model.network)
+                restore(model.called_network)
         self._held.clear()
 
 
 def memory_shares(wanted: Sequence[ModelChoice], memory: int) -> list[int]:
     """Returns the bytes that each of the models may take: what those before it leave of ``memory``.
 
-    Follows from the checkpoints alone, not from what is loaded: whether a model is dequantized must not depend on that.
+    Follows from the checkpoints alone, not from what is loaded: whether a model is dequantized must not depend on that. Packed copies are
+    left out, as only some processors take them.
     """
     left: list[int] = []
     for number, choice in enumerate(wanted, start=1):

@@ -38,7 +38,8 @@ class LoadedModels:
     @property
     def networks(self) -> list[Any]:
         """The networks in whose model files our kernels stand."""
-        return [each.network for each in (self.model, self.reference_model, *self.reward_models) if each is not None and each.substitutes]
+        models = (self.model, self.reference_model, *self.reward_models)
+        return [each.called_network for each in models if each is not None and each.substitutes]
 
     @property
     def float32(self) -> bool:

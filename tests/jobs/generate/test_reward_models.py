@@ -186,7 +186,7 @@ def test_a_model_that_is_no_reward_model_is_refused_before_any_weights_are_loade
 
 
 def test_a_plan_counts_the_weights_of_reward_models_and_leaves_them_room(bench: Bench, rater: Path, monkeypatch: pytest.MonkeyPatch):
-    """Copies that a CPU packs aside."""
+    """Packed copies are left out: they would hide the difference."""
     monkeypatch.setattr(kernel_injection, "packing_bytes", lambda *_: 0)
 
     def planned(rewards: list[dict[str, Any]]) -> dict[str, Any]:

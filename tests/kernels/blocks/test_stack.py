@@ -27,7 +27,7 @@ def test_it_equals_a_call_of_each_block(t: int):
     cases = [case(shape) for shape in SHAPES]
     blocks = [Block(each.weights, each.constants) for each in cases]
     x = cases[0].x[:, :t]
-    truth, one_by_one, held = x, [], []
+    truth, one_by_one = x, []
     for seed, block in enumerate(blocks):
         arrays, own = rooms(seed, block.kv, 4, 12)
         truth = block(truth, own, np.full(3, 4, np.int64), None if t == 1 else "causal")

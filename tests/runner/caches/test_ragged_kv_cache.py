@@ -8,6 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_bulk.kernels import native
+from mlx_bulk.runner.caches import ragged_kv_cache
 from mlx_bulk.runner.caches.ragged_kv_cache import STEP, RaggedKVCache
 from mlx_bulk.runner.layers import cpu_blocks, kv_cache
 from mlx_bulk.runner.layers.kv_cache import Caches, finish_padding, join_caches, make_caches, merge_caches, select
@@ -193,3 +194,21 @@ def test_an_adapted_layer_keeps_mlx_lm_s_batches(monkeypatch: pytest.MonkeyPatch
     with monkeypatch.context() as patch:  # the layer is in its place again before the classes of ours are taken off
         patch.setitem(attn, "q_proj", type("Adapted", (type(attn.q_proj),), {})(*reversed(attn.q_proj.weight.shape)))
         assert type(make_caches(network, 1, padded=True)[0]) is not RaggedKVCache
+
+
+def test_rows_are_looked_up_anew_where_memory_ran_out_between_two(monkeypatch: pytest.MonkeyPatch):
+    caches = prefilled(kernel_models.put("llama"), [tokens(n, seed=n) for n in (30, 5)])
+    cache: Any = caches[0]
+    assert cache.rooms(1, 2, 16) is cache.placed
+    made, roomy = [0], ragged_kv_cache._roomy  # pyright: ignore[reportPrivateUsage]
+
+    def fails(*given: Any) -> Any:
+        made[0] += 1
+        if made[0] > 1:
+            raise MemoryError
+        return roomy(*given)
+
+    monkeypatch.setattr(ragged_kv_cache, "_roomy", fails)
+    with pytest.raises(MemoryError):
+        cache.rooms(STEP, 2, 16)
+    assert cache.placed is None

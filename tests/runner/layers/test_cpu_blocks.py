@@ -164,12 +164,13 @@ def test_rows_that_do_not_fit_the_cache_raise_the_error_of_mlx(both: Both, rows:
     assert "block" not in both.used
 
 
-def test_threads_share_a_network(both: Both):
+@pytest.mark.parametrize("padded", [False, True])
+def test_threads_share_a_network(both: Both, padded: bool):
     _, fast = both.networks
     prompts = [ids(1 + i, 6 + i, seed=i) for i in range(2)]
 
     def logits(i: int) -> NDArray[np.float32]:
-        caches = make_caches(fast, 1 + i, padded=False)
+        caches = make_caches(fast, 1 + i, padded=padded)
         parts = [fast(tokens, cache=caches) for tokens in (prompts[i], *(ids(1 + i, 1, seed=s) for s in range(20)))]
         return np.array(mx.concatenate(parts, axis=1))
 

@@ -1,18 +1,21 @@
 """Tests that all blocks of a step are one call, with the bits of a call a block, and that what changes in between is noticed."""
 
+import copy
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 from mlx import nn
+from mlx.utils import tree_map
 from mlx_bulk.kernels.blocks.decoder_block import Block, Stack
 from mlx_bulk.runner.caches.ragged_kv_cache import STEP
 from mlx_bulk.runner.layers import cpu_bodies
-from mlx_bulk.runner.layers.call_context import context_of
+from mlx_bulk.runner.layers.call_context import BUILT, context_of
+from mlx_bulk.runner.layers.layer_patching import unpatch_layers
 
 from ..support.kernel_models import needed
-from ..support.kernel_pairs import KINDS, Both, ids, network
+from ..support.kernel_pairs import KINDS, Both, ids
 
 pytestmark = needed
 
@@ -146,5 +149,82 @@ def test_embeddings_in_place_of_ids(stacked: list[int]):
     assert stacked == [3]
 
 
-def test_a_network_of_mlx_lms_alone_is_as_it_came():
-    assert type(network().model) in cpu_bodies.DECODER_BODIES
+def test_a_norm_whose_weight_is_replaced_is_noticed(stacked: list[int]):
+    both = Both()
+    caches = both.caches(2, padded=True)
+    both.steps(2, 2, caches)
+    both.each(lambda network: network.model.layers[0].input_layernorm.update({"weight": mx.arange(64) / 32}))
+    both.steps(2, 1, caches)
+    both.each(lambda network: network.model.layers[1].post_attention_layernorm.update({"weight": mx.arange(64) / 16}))
+    both.steps(2, 1, caches)
+    assert stacked == [1] * 4
+
+
+def test_a_layer_that_is_replaced_or_left_out_is_noticed(stacked: list[int]):
+    both = Both()
+    caches = both.caches(2, padded=True)
+    both.steps(2, 2, caches)
+    for each in both.networks:
+        each.model.layers[1] = each.model.layers[0]
+    both.steps(2, 1, caches)
+    for each in both.networks:
+        each.model.layers = each.model.layers[:1]
+    both.steps(2, 1, [own[:1] for own in caches])
+    assert stacked == [1] * 4
+
+
+def test_a_block_of_a_class_of_its_own_is_called(stacked: list[int]):
+    both = Both()
+    block: Any = type(both.networks[1].model.layers[1])
+    seen: list[int] = []
+
+    class Watched(block):
+        def __call__(self, *given: Any, **named: Any) -> mx.array:
+            seen.append(1)
+            return super().__call__(*given, **named)
+
+    both.networks[1].model.layers[1].__class__ = Watched
+    both.steps(2, 3, both.caches(2, padded=True))
+    assert len(seen) == 3
+    assert not stacked
+
+
+@pytest.mark.parametrize("layer", [None, 1])
+def test_a_network_in_training_is_left_to_mlx(stacked: list[int], layer: int | None):
+    both = Both()
+    caches = both.caches(2, padded=True)
+    for each in both.networks:
+        (each if layer is None else each.model.layers[layer]).train()
+    both.call(ids(2, 3), caches, fast=layer is not None)
+    assert not stacked
+
+
+def test_a_copied_network_steps_with_weights_of_its_own():
+    both = Both()
+    caches = both.caches(2, padded=True)
+    both.steps(2, 2, caches)
+    first, both.networks = both.networks, copy.deepcopy(both.networks)
+    both.each(lambda network: network.update(tree_map(lambda w: w * 1.1, network.parameters())))
+    both.steps(2, 2, both.caches(2, padded=True))
+    both.networks = first
+    both.steps(2, 2, caches)
+
+
+def test_weights_that_are_gone_are_not_kept():
+    """Also where no step follows on caches with memory of their own."""
+    both = Both()
+    body = both.networks[1].model
+    both.steps(2, 2, both.caches(2, padded=True))
+    assert BUILT in vars(body)
+    both.each(lambda network: network.update(tree_map(lambda w: w * 1.1, network.parameters())))
+    both.call(ids(2, 2), both.caches(2, padded=False))
+    assert BUILT not in vars(body)
+
+
+def test_the_class_and_what_was_built_go_with_the_others():
+    both = Both()
+    caches = both.caches(2, padded=True)
+    both.steps(2, 2, caches)
+    unpatch_layers(both.networks[1])
+    assert type(both.networks[1].model) in cpu_bodies.DECODER_BODIES
+    assert BUILT not in vars(both.networks[1].model)
