@@ -31,6 +31,7 @@ pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 
 NAMED = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "idefics3", "smolvlm", "llava")
 FAR = 3e-5  # what is measured is 1e-5
+WIDE = ("aya_vision",)  # logprobs spread by 2.0, those of others by 1.0 to 1.3, and rounding with them: mlx's own layers are 2.6e-5 off
 GATED = ("qwen3_5", "qwen3_5_moe")
 SUMMED = 1e-4  # for gated delta rules, which transformers sums in blocks and we token by token; what is measured is 5e-5. Of a whole
 # vocabulary's logprobs there, transformers' own in float32 are up to 1.1e-4 from those in float64
@@ -52,7 +53,7 @@ class Bench:
     @property
     def far(self) -> float:
         """By how much logprobs may differ."""
-        return SUMMED if self.made.family in GATED else FAR
+        return SUMMED if self.made.family in GATED else 2 * FAR if self.made.family in WIDE else FAR
 
     def setup(self, **more: Any) -> Setup:
         return setup_of(self.model.network, images=self.table, **more)
