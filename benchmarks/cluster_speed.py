@@ -195,10 +195,26 @@ def main() -> None:
     cpu = {label: {kind: milliseconds(turns, kind, args.rows) for kind in PROCESSES} for label, turns in runs.items()}
     busy = {label: statistics.median(sum(each.cpu.values()) / each.seconds for each in turns) for label, turns in runs.items()}
     engines = {label: statistics.median(each.cpu["engines"] / each.seconds for each in turns) for label, turns in runs.items()}
+    show(args.rows, rates, steady, busy, engines, cpu)
+    compared = {"": rates, "_steady": steady, "_engine_cores": engines}
+    figures = {f"{name}{part}": ratio for part, found in compared.items() for name, ratio in ratios(found).items()}
+    seconds = {label: [round(each.seconds, 2) for each in turns] for label, turns in runs.items()}
+    print(json.dumps({**figures, "seconds": seconds, "cores": busy, "cpu_ms_a_row": cpu, "rows": args.rows, "pinned": args.pin, **about()}))
+
+
+def show(
+    rows: int,
+    rates: dict[str, float],
+    steady: dict[str, float],
+    busy: dict[str, float],
+    engines: dict[str, float],
+    cpu: dict[str, dict[str, float]],
+) -> None:
+    """Prints a line for each kind of run."""
     table(
         {
             label: (
-                f"{args.rows / rates[label]:.1f}",
+                f"{rows / rates[label]:.1f}",
                 f"{rates[label]:.1f}",
                 f"{steady[label]:.1f}" if label in steady else "",
                 f"{busy[label]:.2f}",
@@ -216,10 +232,6 @@ def main() -> None:
             *(f"{kind}' CPU ms/row" if kind != "driver" else "driver's CPU ms/row" for kind in PROCESSES),
         ],
     )
-    compared = {"": rates, "_steady": steady, "_engine_cores": engines}
-    figures = {f"{name}{part}": ratio for part, found in compared.items() for name, ratio in ratios(found).items()}
-    seconds = {label: [round(each.seconds, 2) for each in turns] for label, turns in runs.items()}
-    print(json.dumps({**figures, "seconds": seconds, "cores": busy, "cpu_ms_a_row": cpu, "rows": args.rows, "pinned": args.pin, **about()}))
 
 
 def save_model(folder: Path) -> None:

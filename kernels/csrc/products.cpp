@@ -24,10 +24,8 @@ void outer(long rows, long columns, const float* a, long lda, const float* b, lo
   auto sums = [&](long n) { return add ? Sums{c + n, ldc} : Sums{}; };
   long n = 0;
   for (; n + WIDE * W <= columns; n += WIDE * W) outer_of_rows<ROWS, WIDE>(rows, a, lda, b + n, ldb, depth, c + n, ldc, sums(n));
-  for (long left; (left = (columns - n) / W) > 0; n += (left > 1 ? 2 : 1) * W) {
-    if (left > 1) outer_of_rows<ROWS, 2>(rows, a, lda, b + n, ldb, depth, c + n, ldc, sums(n));
-    else outer_of_rows<ROWS, 1>(rows, a, lda, b + n, ldb, depth, c + n, ldc, sums(n));
-  }
+  for (; n + 2 * W <= columns; n += 2 * W) outer_of_rows<ROWS, 2>(rows, a, lda, b + n, ldb, depth, c + n, ldc, sums(n));
+  for (; n < columns; n += W) outer_of_rows<ROWS, 1>(rows, a, lda, b + n, ldb, depth, c + n, ldc, sums(n));
 }
 
 constexpr int HELD = REGISTERS == 32 ? 24 : 12;  // sums kept in registers

@@ -31,6 +31,8 @@ from .sectioned_rope import FastSectionedRope
 
 DECODER_BLOCKS: tuple[type, ...] = (llama.TransformerBlock, qwen2.TransformerBlock, qwen3.TransformerBlock)
 PROJECTIONS = {"q": "self_attn", "k": "self_attn", "v": "self_attn", "o": "self_attn", "gate": "mlp", "up": "mlp", "down": "mlp"}
+NORMS = {"norm": "input_layernorm", "second_norm": "post_attention_layernorm"}
+HEAD_NORMS = ("q_norm", "k_norm")  # of the attention; some architectures have them
 CACHES = (NoneType, KVCache, PrefixView, RaggedKVCache)  # that the kernel can serve
 
 Lengths = NDArray[np.int64] | None  # tokens of each row in a call; pads follow
@@ -98,9 +100,8 @@ def _weights(layer: Any) -> dict[str, Any] | None:
         weights[name] = weight
         if "bias" in part:
             weights[f"{name}_bias"] = part["bias"]
-    attn = layer["self_attn"]
-    parts = {"norm": layer["input_layernorm"], "second_norm": layer["post_attention_layernorm"]}
-    for name, norm in {**parts, "q_norm": attn.get("q_norm"), "k_norm": attn.get("k_norm")}.items():
+    norms = {name: layer[part] for name, part in NORMS.items()} | {name: layer["self_attn"].get(name) for name in HEAD_NORMS}
+    for name, norm in norms.items():
         if norm is None:
             continue
         if type(norm) is not FastRMSNorm:

@@ -8,7 +8,7 @@ before have passed through it. Calls that the kernel cannot serve go to mlx-lm's
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import is_
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models import llama, qwen2, qwen3
@@ -17,13 +17,11 @@ from ...kernels import native
 from ...kernels.blocks.decoder_block import Block, Stack
 from ..caches.ragged_kv_cache import RaggedKVCache
 from .call_context import BUILT, CallContext
-from .cpu_blocks import BLOCKS, PROJECTIONS, block_of
+from .cpu_blocks import BLOCKS, HEAD_NORMS, NORMS, PROJECTIONS, block_of
+from .cpu_layers import run_kernel
 from .deepstack import FAST_STACKED
 
 DECODER_BODIES: tuple[type, ...] = (llama.LlamaModel, qwen2.Qwen2Model, qwen3.Qwen3Model)
-OPTIONAL = {"self_attn": ("q_norm", "k_norm"), "mlp": ()}
-PARTS = {parent: (*(f"{name}_proj" for name, at in PROJECTIONS.items() if at == parent), *others) for parent, others in OPTIONAL.items()}
-NORMS = ("input_layernorm", "post_attention_layernorm")
 ARRAYS = ("weight", "bias", "scales", "biases")
 _FAST_BLOCKS = {*BLOCKS.values(), *FAST_STACKED.values()}  # a class made of one of them may do more in its call
 
@@ -36,10 +34,9 @@ class _Watched:
         self._layers = list(layers)
         self._holders, self._names, self._held = list[Any](), list[str](), list[Any]()
         for layer in layers:
-            parts = [self._note(layer, name) for name in NORMS]
-            for parent, names in PARTS.items():
-                module = self._note(layer, parent)
-                parts += [self._note(module, name) for name in names]
+            above = {parent: self._note(layer, parent) for parent in dict.fromkeys(PROJECTIONS.values())}
+            parts = [self._note(layer, name) for name in NORMS.values()] + [self._note(above["self_attn"], name) for name in HEAD_NORMS]
+            parts += [self._note(above[parent], f"{name}_proj") for name, parent in PROJECTIONS.items()]
             for part in parts:
                 if part is not None:
                     for name in ARRAYS:
@@ -87,18 +84,22 @@ class BuiltBody:
         return out
 
 
-def _built(body: Any) -> BuiltBody | None:
-    """Returns a body's blocks with their present weights; None where the kernel can't serve one. Raises Traced."""
-    built: BuiltBody | None = body.__dict__.get(BUILT)
-    if built is not None:
-        return built
-    blocks = [block_of(layer) if type(layer) in _FAST_BLOCKS else None for layer in body.layers]
-    found = [block for block in blocks if block is not None]
-    if len(found) < len(blocks):
+def _built(body: Any, x: mx.array) -> BuiltBody | None:
+    """Returns a body's blocks with their present weights; None where the kernel can't serve one of them, or x."""
+    if x.ndim != 3 or not native.suits(x):
         return None
-    built = BuiltBody(_Watched(body.layers), found)
-    object.__setattr__(body, BUILT, built)  # not among the body's parameters
-    return built
+    built: BuiltBody | None = body.__dict__.get(BUILT)
+    if built is None:
+        try:
+            blocks = [block_of(layer) if type(layer) in _FAST_BLOCKS else None for layer in body.layers]
+            found = [block for block in blocks if block is not None]
+            if len(found) < len(blocks):
+                return None
+            built = BuiltBody(_Watched(body.layers), found)
+        except native.Traced:
+            return None
+        object.__setattr__(body, BUILT, built)  # not among the body's parameters
+    return built if x.shape[2] == built.blocks[0].d else None
 
 
 def _drop_old(body: Any) -> None:
@@ -134,16 +135,9 @@ def _fast(original: Any) -> Any:
             if not _steps(self, cache):
                 return super().__call__(inputs, cache, input_embeddings)
             x = self.embed_tokens(inputs) if input_embeddings is None else input_embeddings
-            if x.ndim == 3 and native.suits(x):
-                try:
-                    built = _built(self)
-                    if built is not None and x.shape[2] == built.blocks[0].d:
-                        made = built(x, cast("list[RaggedKVCache]", cache))
-                        self._context.used.add("block")
-                        return self.norm(made)
-                except native.Traced:
-                    pass
-            return super().__call__(inputs, cache, x)
+            built = _built(self, x)
+            made = None if built is None else run_kernel(self._context.used, "block", lambda: built(x, cache), lambda: None)
+            return super().__call__(inputs, cache, x) if made is None else self.norm(made)
 
     return FastBody
 

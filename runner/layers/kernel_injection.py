@@ -111,9 +111,9 @@ def substitute(network: Any, vocabulary: int, window: int | None, packs: bool = 
     """Replaces what it can and tries the network before and after. Returns the names of the kernels in use.
 
     ``window``: the sliding window in tokens, or None; longer rows are tried where that is cheap. packs: layers hold weights packed too.
-    Where a call crashes or logits differ,
-    those of a batch from mlx-lm's batch and from its rows alone, the originals are put back and one warning says so. Quantized layers
-    are not tried, and stay: with mlx's products a trial of a model of billions would take a quarter of an hour.
+    Where a call crashes or logits differ, those of a batch from mlx-lm's batch and from its rows alone, the originals are put back and one
+    warning says so. Quantized layers are not tried, and stay: with mlx's products a trial of a model of billions would take a quarter of
+    an hour.
     """
     if not linear.numpy_serves() and native.library() is None:
         return ()
