@@ -11,7 +11,7 @@ from mlx_bulk.runner.core.requests import ScoreRequest
 from mlx_bulk.runner.layers.lm_head import Head
 
 from ..support.naive_truth import assert_scores_are_naive
-from ..support.tiny import CONFIGS, EXACT, VOCABULARY, Network, build, prompts_of
+from ..support.tiny import CONFIGS, EXACT, VOCABULARY, Network, build, fresh, prompts_of
 from ..support.tiny_runs import documents, multiple_choice, scored, setup_of
 
 QUICK = ("llama", "gemma3_text", "mixtral", "mamba2")  # a model of each kind of cache, and one with experts
@@ -128,7 +128,7 @@ def test_a_pad_that_changes_logprobs_by_more_than_rounding_is_no_shortcut(share:
 
 def _as(name: str, dtype: mx.Dtype) -> Network:
     """A model of its own, in another precision."""
-    network = build.__wrapped__(name)
+    network = fresh(name)
     network.set_dtype(dtype)
     return network
 

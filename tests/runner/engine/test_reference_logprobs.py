@@ -11,9 +11,10 @@ from mlx_bulk.runner.core.requests import Request
 from mlx_bulk.runner.engine.reference_logprobs import Finished, Reference
 
 from ...adapters import write_adapter
-from ..models.test_adapters import adapters_of, fresh
+from ..models.test_adapters import adapters_of
 from ..support.naive_truth import DECODE_MEAN, DECODE_TOLERANCE, log_probabilities
 from ..support.policies import HOT, PER_SHARD, SAMPLES, SHARDS, WANTED, Run, assert_each_is_its_own_versions, shards, versions, windows_of
+from ..support.tiny import fresh
 from ..support.tiny_runs import engine_of, setup_of
 
 

@@ -159,7 +159,7 @@ def test_a_kernel_that_crashes_is_put_back(monkeypatch: pytest.MonkeyPatch, capl
 
 
 def test_a_layer_that_stands_in_two_places_is_replaced_once():
-    network = tiny.build("llama")
+    network = tiny.fresh()
     first, second = network.model.layers
     second.mlp.gate_proj = first.mlp.gate_proj
     assert substitute(network, tiny.VOCABULARY, None) == USED["llama"]

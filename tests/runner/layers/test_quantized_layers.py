@@ -95,7 +95,7 @@ def test_no_product_of_mlx_takes_quantized_weights_at_load(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "mixtral"])
 def test_quantized_experts(name: str):
-    made, own = tiny.build(name), tiny.build(name)
+    made, own = tiny.fresh(name), tiny.fresh(name)
     for each in (made, own):
         nn.quantize(each, 32, 4, class_predicate=fits)
         each.eval()

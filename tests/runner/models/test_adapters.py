@@ -19,13 +19,9 @@ from numpy.typing import NDArray
 
 from ...adapters import save_adapter, write_adapter, write_full
 from ..support.made_up_pictures import NoiseTower
-from ..support.tiny import build
+from ..support.tiny import fresh
 
 IDS = (5, 17, 3, 3, 200, 41, 9)
-
-
-def fresh(name: str = "llama") -> Any:
-    return build.__wrapped__(name)
 
 
 def adapters_of(network: Any) -> Adapters:

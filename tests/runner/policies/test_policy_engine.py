@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from ...adapters import write_adapter, write_full
-from ..models.test_adapters import fresh
 from ..support.naive_truth import DECODE_TOLERANCE, log_probabilities
 from ..support.policies import PER_SHARD, SAMPLES, SHARDS, WANTED, Run, assert_each_is_its_own_versions, shards, under, versions, windows_of
+from ..support.tiny import fresh
 from ..support.tiny_runs import engine_of
 
 QUICK = (("beside", "lora"),)

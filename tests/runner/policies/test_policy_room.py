@@ -14,8 +14,8 @@ from mlx_bulk.runner.policies.policy_source import GivenSource, PolicySource
 from mlx_bulk.runner.policies.policy_updater import PolicyUpdater
 
 from ...adapters import write_adapter, write_full
-from ..models.test_adapters import fresh
 from ..support.policies import Run, shards, versions, windows_of
+from ..support.tiny import fresh
 from ..support.tiny_runs import engine_of
 
 CONFIG = RolloutConfig.model_validate(

@@ -13,8 +13,8 @@ from mlx_bulk.runner.core.errors import ModelError
 from mlx_bulk.runner.policies import policy_store
 
 from ...adapters import write_adapter
-from ..models.test_adapters import fresh
 from ..support.policies import Run
+from ..support.tiny import fresh
 
 
 def logits(run: Run) -> np.ndarray[Any, Any]:

@@ -16,9 +16,9 @@ from mlx_bulk.runner.policies.policy_source import FolderSource, GivenSource
 from mlx_bulk.runner.policies.policy_store import PolicyStore
 from mlx_bulk.runner.policies.policy_updater import PolicyUpdater
 
-from ..models.test_adapters import adapters_of, fresh
+from ..models.test_adapters import adapters_of
 from .naive_truth import DECODE_MEAN, DECODE_TOLERANCE, log_probabilities
-from .tiny import prompts_of
+from .tiny import fresh, prompts_of
 from .tiny_runs import engine_of, request, setup_of
 
 PER_SHARD, SHARDS, SAMPLES = 3, 4, 3

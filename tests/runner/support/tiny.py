@@ -3,14 +3,13 @@
 Weights are scaled so that log-probabilities spread by more than 1: an error in attention then shows.
 """
 
-import functools
 import importlib
 from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx.utils import tree_map_with_path
+from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_bulk.runner.layers.mended_layers import mend_layers
 from numpy.typing import NDArray
 
@@ -98,8 +97,37 @@ EXACT = ("mamba",)  # what is wrong with pads
 LENGTHS = (5, 30, 1, 17, 17, 9, 2, 40, 3, 12, 1, 2)
 
 
-@functools.cache
+_built: dict[str, tuple[Network, dict[str, mx.array]]] = {}  # with the weights that each was built with
+
+
 def build(name: str) -> Network:
+    """``fresh``, once for all tests of a process: who changes it, puts it back."""
+    if name not in _built:
+        network = fresh(name)
+        _built[name] = network, weights_of(network)
+    return _built[name][0]
+
+
+def weights_of(network: Network) -> dict[str, mx.array]:
+    return dict(tree_flatten(network.parameters()))
+
+
+def forget_changed() -> list[str]:
+    """Forgets the models of ``build`` whose weights are no longer those that they were built with. Returns their names."""
+    changed = [name for name, (network, weights) in _built.items() if not _same(weights_of(network), weights)]
+    for name in changed:
+        del _built[name]
+    return changed
+
+
+def _same(found: dict[str, mx.array], weights: dict[str, mx.array]) -> bool:
+    def equal(a: mx.array, b: mx.array) -> bool:
+        return a is b or (a.dtype == b.dtype and a.shape == b.shape and bool(mx.array_equal(a, b)))
+
+    return found.keys() == weights.keys() and all(equal(found[name], weights[name]) for name in weights)
+
+
+def fresh(name: str = "llama") -> Network:
     """A model with random weights, the same each time; its layers mended as in a loaded model."""
     network = as_it_came(name)
     mend_layers(network)

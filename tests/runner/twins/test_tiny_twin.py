@@ -65,7 +65,7 @@ def test_it_is_the_same_each_time_and_no_parameter_is_at_rest():
 
 @pytest.mark.parametrize("change", ["quantized", "adapted"])
 def test_a_quantized_or_adapted_model_has_the_same_kinds_of_layers(change: str):
-    network = tiny.build.__wrapped__("qwen3_moe")
+    network = tiny.fresh("qwen3_moe")
     if change == "quantized":
         nn.quantize(network, group_size=32, bits=4)
     else:
