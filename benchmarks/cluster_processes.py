@@ -78,10 +78,10 @@ class Field:
         """What all processes have said."""
         return self._path.read_text(errors="replace").splitlines()
 
-    def add_agent(self) -> None:
-        """Starts one more worker, with a cable of its own."""
+    def add_agent(self, variables: dict[str, str] | None = None) -> None:
+        """Starts one more worker, with a cable of its own. variables: of its environment, beside ours."""
         self.cables.append(Cable(self.port))
-        self.agents.append(self._agent(len(self.agents)))
+        self.agents.append(self._agent(len(self.agents), variables))
 
     def kill_driver(self) -> None:
         """Kills the driver."""
@@ -143,11 +143,12 @@ class Field:
         self.log.close()
         return codes[: len(self.agents)]
 
-    def _agent(self, number: int) -> subprocess.Popen[bytes]:
-        return self._start("worker", f"tcp://127.0.0.1:{self.cables[number].port}", "--name", f"w{number}")
+    def _agent(self, number: int, variables: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+        return self._start("worker", f"tcp://127.0.0.1:{self.cables[number].port}", "--name", f"w{number}", variables=variables)
 
-    def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([*COMMAND, *arguments], env=ENVIRONMENT, stdout=self.log, stderr=self.log, start_new_session=True)
+    def _start(self, *arguments: str, variables: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+        environment = ENVIRONMENT | (variables or {})
+        return subprocess.Popen([*COMMAND, *arguments], env=environment, stdout=self.log, stderr=self.log, start_new_session=True)
 
 
 class Trainer:

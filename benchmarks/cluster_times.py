@@ -1,37 +1,30 @@
-"""Kills an agent and an engine of a run over workers, and has a worker with other weights join: how soon both sides know.
+"""Kills an agent and an engine of a run over workers: how soon the driver knows, and others have the rows.
 
 Each kill is dealt in a run of its own, once each worker has finished a lease. ``agent: told`` are the seconds from an agent's death until
 the driver says that it has left; ``agent: rows given`` those until the first rows that it had begun are given to another worker, as
 ``workers.jsonl`` tells. An engine's rows stay with its agent, which starts another one, so that there is ``engine: told`` alone.
 
-The worker at the door finds another model's weights at the path of the run's. Its seconds begin when it knows their sha256, which is when
-that is kept in the user's cache; those of the whole, with Python and mlx, are told beside it. The table has medians and the most; the last
-line is JSON. Exit 1 where the most of one is beyond its bound, or where one side does not say why.
+The table has medians and the most; the last line is JSON. Exit 1 where the most of one is beyond its bound.
 """
 
 import argparse
 import json
 import random
 import re
-import shutil
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from about import about, table
-from cluster_config import DEMO, write
+from cluster_config import write
 from cluster_processes import Field
 from cluster_restart import until
-from safetensors.numpy import load_file, save_file
 
 LOST = "lost worker"  # a cause for which rows are begun again
-SETTLED_SECONDS = 2.5  # after so long the sha256 of a large file is kept
 PHASE_SECONDS = 3.0  # a kill comes at any time between two reports of a worker
 
 
@@ -44,7 +37,6 @@ def main() -> None:
     parser.add_argument("--lease-seconds", type=float, default=20.0, help="cluster.lease_seconds; 20 is what a run has by itself")
     parser.add_argument("--told", type=float, default=1.0, help="bound in seconds: a death is told")
     parser.add_argument("--given", type=float, default=2.0, help="bound in seconds: another worker has its rows")
-    parser.add_argument("--refused", type=float, default=2.0, help="bound in seconds: other weights are refused")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         sys.exit(measure(args, Path(name).resolve()))
@@ -56,27 +48,20 @@ def measure(args: argparse.Namespace, root: Path) -> int:
     for kill in range(args.kills):
         for label, seconds in deaths(args, root / f"kill-{kill}", draw).items():
             found.setdefault(label, []).append(seconds)
-    refused, said = door(root / "door")
-    found |= {label: [seconds] for label, seconds in refused.items()}
     bounds = {
         "agent: told": args.told,
         "agent: rows given": args.given,
         "engine: told": args.told,
-        "door: worker says why": args.refused,
-        "door: driver says why": args.refused,
     }
     most = {label: max(each) for label, each in found.items()}
     wrong = [f"{label}: after {most[label]:.2f} s, the bound is {bound:g}" for label, bound in bounds.items() if most[label] > bound]
-    wrong += [f"{side} does not name the weights: {text}" for side, text in said.items() if "model.weights" not in text]
     table(
         {label: (f"{statistics.median(each):.2f}", f"{most[label]:.2f}", bounds.get(label)) for label, each in found.items()},
         ["median s", "most s", "bound"],
     )
-    for side, text in said.items():
-        print(f"the {side} said: {text}")
     seconds = {label: [round(value, 3) for value in each] for label, each in found.items()}
     settings = {"workers": args.workers, "lease_seconds": args.lease_seconds, "bounds": bounds}
-    print(json.dumps({"seconds": seconds, "said": said, "wrong": wrong, **settings, **about()}))
+    print(json.dumps({"seconds": seconds, "wrong": wrong, **settings, **about()}))
     return 1 if wrong else 0
 
 
@@ -103,57 +88,6 @@ def deaths(args: argparse.Namespace, folder: Path, draw: random.Random) -> dict[
     finally:
         field.end()
     return {"agent: told": told, "agent: rows given": given, "engine: told": engine}
-
-
-def door(folder: Path) -> tuple[dict[str, float], dict[str, str]]:
-    """Has a worker join that has other weights. Returns the seconds until each side said so, and what each said."""
-    folder.mkdir()
-    model = shutil.copytree(DEMO, folder / "model") / "model.safetensors"
-    save_padded(model, 0)
-    field = Field(folder, 0, random.Random(0))
-    try:
-        write(folder, 100, model={"path": str(model.parent)}, cluster={"listen": f"127.0.0.1:{field.port}"})
-        field.start_driver()
-        until(field, (folder / "run" / "run.json").exists)  # the run's weights are known from here on
-        save_padded(folder / "other", 1)
-        (folder / "other").replace(model)
-        time.sleep(SETTLED_SECONDS)
-        begun = time.time()
-        field.add_agent()
-        when, said = dict[str, float](), dict[str, str]()
-        signs = {"worker": "is not for this worker: ", "driver": "is not used: "}
-
-        def look() -> bool:
-            for side, sign in signs.items():
-                if side not in said and (heard := [line for line in field.log_lines() if sign in line]):
-                    when[side], said[side] = time.time(), heard[0].partition(sign)[2]
-            return len(said) == len(signs)
-
-        until(field, look)
-        (known,) = [kept.stat().st_mtime for kept in kept_digests(model) if kept.stat().st_mtime > begun]
-    finally:
-        field.end()
-        for kept in kept_digests(model):
-            kept.unlink()
-    seconds = {f"door: {side} says why": when[side] - known for side in signs}
-    return {**seconds, "door: the whole": when["driver"] - begun}, said
-
-
-def save_padded(path: Path, value: int) -> None:
-    """Writes the demo model's weights, with a tensor of one value that makes them so large that their sha256 is kept."""
-    from mlx_bulk.runner.files.hash_cache import REMEMBERED_BYTES
-
-    save_file(load_file(DEMO / "model.safetensors") | {"padding": np.full(REMEMBERED_BYTES, value, np.uint8)}, path)
-
-
-def kept_digests(file: Path) -> Iterator[Path]:
-    """Yields the files of the user's cache that hold a sha256 of ``file``, as it is or was."""
-    from mlx_bulk.kernels.backend import cache_folder
-
-    for kept in list(cache_folder("sha256").glob("*.json")):
-        with suppress(OSError):
-            if str(file) in kept.read_text():
-                yield kept
 
 
 def lines_of(ledger: Path) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import pytest
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 GENERATE = ["generate_speed.py", "--shape", "5m", "--prompts", "3", "--new", "3", "--rows", "2", "--rounds", "1", "--peers", "mlx_lm_fast"]
 DEMO = str(BENCHMARKS.parent / "configs" / "demo")
-UNBOUND = ["--told", "300", "--given", "300", "--refused", "300"]  # no test times a speed
+UNBOUND = ["--told", "300", "--given", "300"]  # no test times a speed
 PREFIX = ["prefix_speed.py", "--shape", "5m", "--count", "2", "--new", "3", "--rounds", "1", "--work"]
 
 
@@ -76,7 +76,8 @@ def test_samples_are_drawn_from_one_prefill_and_from_one_each(tmp_path: Path):
             {"two_beside_one", "two_beside_one_engine_cores", "cpu_ms_a_row"},
         ),
         (["cluster_scale.py", "--workers", "2", "--leases", "2", "--seconds", "1"], {"cpu_ms_a_lease", "core_share", "peak_mb", "growth"}),
-        (["cluster_times.py", "--kills", "1", "--workers", "2", *UNBOUND], {"seconds", "said", "wrong", "bounds"}),
+        (["cluster_times.py", "--kills", "1", "--workers", "2", *UNBOUND], {"seconds", "wrong", "bounds"}),
+        (["cluster_door.py", "--bound", "300"], {"seconds", "said", "wrong", "bound"}),  # no test times a speed
         (["million.py", "--rows", "40", "--few", "20"], {"memory", "rows_per_second"}),
         (["million.py", "--job", "score", "--rows", "40", "--few", "20"], {"memory", "rows_per_second"}),
     ],
