@@ -1,6 +1,6 @@
 """Kills an agent and an engine of a run over workers: how soon the driver knows, and others have the rows.
 
-Each kill is dealt in a run of its own, once each worker has finished a lease. ``agent: told`` are the seconds from an agent's death until
+Each kill is dealt in a run of its own, once each worker has finished rows. ``agent: told`` are the seconds from an agent's death until
 the driver says that it has left; ``agent: rows given`` those until the first rows that it had begun are given to another worker, as
 ``workers.jsonl`` tells. An engine's rows stay with its agent, which starts another one, so that there is ``engine: told`` alone.
 

@@ -81,7 +81,7 @@ class Driver:
             whole_shards=run.config.batch.deterministic,
             speculate=self._settings.speculate,
             suits=lambda worker, rows: self._roster.suits(worker, rows, fleet.workers()),
-            closed=self._log.note_done,
+            finished=self._log.note_done,
         )
         self._roster, self._table = Roster(settings, monotonic()), WorkerTable(run.run_dir)
         self._progress, self._answers = Progress(), WriterAnswers(run.writer)
@@ -99,7 +99,6 @@ class Driver:
             self._progress,
             self._log,
         )
-        self._began = False
 
     def run(self) -> tuple[Progress, bool]:
         """Does what is left of the run; see ``SessionWork``."""
@@ -117,7 +116,6 @@ class Driver:
                 self._end()
             finally:
                 run.writer.wait()
-                self._leaser.take_back(list(self._leaser.leases.values()), monotonic())  # notes what was done of them
         return self._progress, run.writer.rows >= run.layout.total
 
     def _step(self) -> None:
@@ -129,9 +127,8 @@ class Driver:
         self._table.look(usable, {lease.worker for lease in self._leaser.leases.values()}, monotonic())
         self._policies.look(usable)
         self._files.look()
-        if not self._began and (len(usable) < self._settings.min_workers or self._members.awaited(monotonic())):
+        if not self._members.may_begin(monotonic()):
             return
-        self._began = self._began or bool(usable)
         for rows in self._leaser.too_large(self._roster.longest(monotonic())):
             self._quarantine.take_unfit(rows, len(self._roster.workers))
         for lease in self._leaser.deal(usable, monotonic()):

@@ -51,17 +51,25 @@ class Membership:
         self._files, self._progress, self._log = files, progress, log_of_leases
         self._noted = set[str]()  # workers that sessions.jsonl has since this start
         self._alone = True  # no worker is there that can be given rows
+        self._begun = False  # enough have been there
         self._found: float | None = None  # when the first worker joined that was at the run already
         self.track = TrackRecords()
         self.ending = False  # errors of workers do not count any more
 
-    def awaited(self, now: float) -> bool:
-        """Returns True while more workers of an earlier start are likely to join: rows given to others now would be done twice."""
-        return self._found is not None and now < self._found + _JOIN_SECONDS
+    def may_begin(self, now: float) -> bool:
+        """Returns True once enough workers have been there, and those of an earlier start: rows given to others now would be done twice."""
+        awaited = self._found is not None and now < self._found + _JOIN_SECONDS
+        self._begun = self._begun or (len(self._roster.usable()) >= self._roster.least and not awaited)
+        return self._begun
+
+    def _tell_waiting(self) -> None:
+        """Tells what the run waits for while workers are there: more of them, or their rows."""
+        there, least = len(self._roster.usable()), self._roster.least
+        self._progress.doing(ROWS_TO_COME if self._begun or there >= least else f"{NO_WORKERS}: {there} of {least} are ready")
 
     def join(self, joined: Joined) -> None:
         """Offers the run to a worker. One that has leases since before this start goes on with them; a later run knows nothing of them."""
-        worker = self._roster.join(joined)
+        worker = self._roster.join(joined, monotonic())
         if worker.refused:  # it has connected again
             self._fleet.send(joined.worker, StopRun(self._offer.run, worker.refused))
             return
@@ -94,7 +102,7 @@ class Membership:
             hello = worker.joined.hello
             self._run.run_dir.add_worker({"worker": name, "host": hello.host, "facts": hello.facts, "session": facts})
         self._alone = False
-        self._progress.doing(ROWS_TO_COME)
+        self._tell_waiting()
         self._policies.tell_newest(name)
         log.info("%s works on the run: %s on %s", name, facts.get("dtype"), facts.get("device"))
 
@@ -106,28 +114,33 @@ class Membership:
             return
         if worker.ready:
             log.warning("%s has left: %s; its rows go to others", name, left.reason)
-        worker.ready, worker.left = False, monotonic()
-        self._tell_if_alone()
+        was_ready, now = worker.ready, monotonic()
+        worker.ready, worker.left = False, now
+        if was_ready:
+            self._tell_fewer()
         self._files.forget(name)
-        leases, now = self._leaser.of(name), monotonic()
+        leases = self._leaser.of(name)
         self._returns.take(self._leaser.take_back(leases, now) if left.in_order else self._leaser.lose(name, now, worker.label))
-        if not left.in_order and not worker.refused and (fault := self.track.lose(worker.label)):
+        if not left.in_order and not worker.refused and (fault := self.track.lose(worker.label, worker.since, now)):
             self.refuse(name, worker, fault)
 
     def refuse(self, name: str, worker: KnownWorker, why: str) -> None:
         """Uses a worker no more, tells it why, and gives its rows to others: they have nothing to do with it."""
         log.warning("%s is not used: it %s", name, why)
         worker.refused = f"it {why}"
-        self._tell_if_alone()
+        if worker.ready:
+            self._tell_fewer()
         self._fleet.send(name, StopRun(self._offer.run, worker.refused))
         self._files.forget(name)
         self._returns.take(self._leaser.take_back(self._leaser.of(name), monotonic()))
 
-    def _tell_if_alone(self) -> None:
-        """Notes it once: workers that come and go without ever being ready do not make a run that waits look busy."""
-        if not self._alone and not self._roster.usable():
+    def _tell_fewer(self) -> None:
+        """Tells that a worker can be given no rows any more. One that comes and goes before it can does not make a run look busy."""
+        if not self._roster.usable() and not self._alone:
             self._alone = True
             self._progress.doing(NO_WORKERS)
+        elif not self._alone and not self._begun:
+            self._tell_waiting()
 
     def refuse_policy(self, name: str, worker: KnownWorker, refused: PolicyRefused) -> None:
         """Gives the rows of a policy that a worker cannot load to others: under another policy, unless others have loaded it."""

@@ -40,10 +40,12 @@ class KnownWorker:
     """A worker that has joined. ready: its models are loaded. refused: why it is not used any more. stopped: it has ended its work.
 
     counts: of its engine; before: the sums of its earlier engines. failed: the error for which it is refused, where it told one.
-    longest: tokens of the longest row that it has room for, 0 while unknown. left: when it went (seconds of the roster's clock).
+    longest: tokens of the longest row that it has room for, 0 while unknown. since, left: when it joined last, and when it went (seconds of
+    the roster's clock).
     """
 
     joined: Joined
+    since: float = 0.0
     ready: bool = False
     longest: int = 0
     left: float | None = None
@@ -73,11 +75,16 @@ class Roster:
         self._settings = settings
         self._nobody_since: float | None = now
 
-    def join(self, joined: Joined) -> KnownWorker:
+    def join(self, joined: Joined, now: float) -> KnownWorker:
         """Notes a worker that has connected, for the first time or again."""
         worker = self.workers.setdefault(joined.worker, KnownWorker(joined))
-        worker.joined, worker.ready, worker.stopped, worker.left = joined, False, False, None
+        worker.joined, worker.since, worker.ready, worker.stopped, worker.left = joined, now, False, False, None
         return worker
+
+    @property
+    def least(self) -> int:
+        """How many workers must be there for the run to begin."""
+        return self._settings.min_workers
 
     def usable(self) -> list[str]:
         """Returns the workers that can be given rows."""

@@ -1,6 +1,6 @@
-"""Writes workers.jsonl: who has done the rows of each lease, and how many rows were begun more than once."""
+"""Writes workers.jsonl: which worker has done which rows, and how many rows were begun more than once."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from ..runs.run_dir import RunDir
 from .open_lease import OpenLease
@@ -18,11 +18,10 @@ class LeaseLog:
     def __init__(self, run_dir: RunDir):
         self._run_dir = run_dir
 
-    def note_done(self, lease: OpenLease, now: float) -> None:
-        """Notes the rows of a lease that its worker has finished, as ``ranges`` of positions, both ends included; nothing where none is."""
-        if lease.done:
-            line = {"worker": lease.worker, "shard": lease.given.shard, "rows": len(lease.done), "seconds": round(now - lease.sent, 3)}
-            self._run_dir.add_lease(line | {"ranges": _ranges(sorted(lease.done))})
+    def note_done(self, lease: OpenLease, positions: Set[int], now: float) -> None:
+        """Notes rows of a lease that its worker has just finished, as ``ranges`` of positions, both ends included."""
+        line = {"worker": lease.worker, "shard": lease.given.shard, "rows": len(positions), "seconds": round(now - lease.sent, 3)}
+        self._run_dir.add_lease(line | {"ranges": _ranges(sorted(positions))})
 
     def note_again(self, worker: str, rows: int, cause: str) -> None:
         """Notes rows that a worker begins and that were begun before, there or elsewhere; 0 for none. They may be fewer.

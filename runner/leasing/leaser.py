@@ -8,7 +8,7 @@ Callers pass the time in, and what is recorded of rows that come back. Sends not
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 
 from ..core.requests import BadRow, Row
@@ -33,8 +33,8 @@ class Leaser:
     """Gives rows to workers. rows: all that are not committed, in order. recorded: what earlier sessions have of them.
 
     whole_shards: a lease is a shard (deterministic mode). left: how many rows are not done.
-    session: begins the names of this start's leases. suits: says whether rows that have come back may go to a worker. closed: called with
-    each lease that is open no more.
+    session: begins the names of this start's leases. suits: says whether rows that have come back may go to a worker. finished: called
+    with a lease, and with the positions of rows that its worker has just finished.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Leaser:
         whole_shards: bool,
         speculate: bool,
         suits: Callable[[str, RowSet], bool] = lambda worker, rows: True,
-        closed: Callable[[OpenLease, float], None] = lambda lease, now: None,
+        finished: Callable[[OpenLease, Set[int], float], None] = lambda lease, positions, now: None,
     ):
         self.leases: dict[str, OpenLease] = {}
         self._layout, self._whole_shards = layout, whole_shards
@@ -57,7 +57,7 @@ class Leaser:
         self._waiting = WaitingRows(suits, whole_shards)
         self._lost: list[RowSet] = []  # rows of workers that have gone, until they are given back
         self._session, self._number = session, 0
-        self._left, self._lease_seconds, self._speculate, self._closed = left, lease_seconds, speculate, closed
+        self._left, self._lease_seconds, self._speculate, self._finished = left, lease_seconds, speculate, finished
         self._held: dict[str, dict[str, OpenLease]] = {}  # by worker and name
         self._paces = defaultdict[str, WorkerPace](lambda: WorkerPace(lease_seconds, FIRST_ROOM))
         self._begun = BegunRows(whole_shards)
@@ -156,12 +156,14 @@ class Leaser:
     def note(self, worker: str, admitted: Collection[Place], resolved: Collection[Place], now: float) -> None:
         """Notes what a worker has sent: how many records each row has in all, and records that are there."""
         self._input.note(admitted, resolved)
-        finished = sum(lease.note(admitted, resolved) for lease in self.of(worker))
+        finished = [(lease, positions) for lease in self.of(worker) if (positions := lease.note(admitted, resolved))]
+        for lease, positions in finished:
+            self._finished(lease, positions, now)
         if finished:
-            self._paces[worker].add(finished, now)
+            self._paces[worker].add(sum(len(positions) for _, positions in finished), now)
         for lease in self.leases.values() if self.exhausted else ():
             if lease.copied and lease.worker != worker:
-                lease.note(admitted, resolved, own=False)
+                lease.note(admitted, resolved)
 
     def redo(self, refused: Iterable[Place]) -> None:
         """Notes records that are not taken: their rows are begun again."""
@@ -296,4 +298,3 @@ class Leaser:
         del self.leases[lease.name], self._held[lease.worker][lease.name]
         if not self._held[lease.worker]:
             self._paces[lease.worker].pause(now)
-        self._closed(lease, now)

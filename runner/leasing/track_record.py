@@ -1,12 +1,14 @@
 """What speaks against a worker: it is lost again and again, its records are damaged, or its rows fail one after another.
 
 The first and the last count only while others are fine: else the data, the network or the machine of the driver is to blame. A worker
-goes by its label here, ``--name`` or its machine, which it keeps when it is started again. Workers of one label are taken for one.
+goes by its label here, ``--name`` or its machine, which it keeps when it is started again. Workers of one label are taken for one. Those of
+one machine are often lost together, as when its network goes: that counts once.
 """
 
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 
 MOST_LOSSES = 3  # in a row, without a record in between
 MOST_DAMAGED = 3  # messages
@@ -16,10 +18,11 @@ OWN_STAGES = ("generate", "score", "pool", "reward", "store")  # at which a row 
 
 @dataclass(slots=True)
 class _Streak:
-    """What went wrong in a row. others: records of all other workers when it began."""
+    """What went wrong in a row. others: records of all other workers when it began; newest: when it went wrong last."""
 
     length: int = 0
     others: int = 0
+    newest: float = -inf
 
 
 class TrackRecords:
@@ -51,9 +54,12 @@ class TrackRecords:
             "with --retry-errors"
         )
 
-    def lose(self, label: str) -> str:
-        """Notes that the worker was lost."""
+    def lose(self, label: str, joined: float, now: float) -> str:
+        """Notes that a worker was lost ``now`` which had ``joined`` then, both in seconds of one clock."""
+        if (before := self._losses.get(label)) is not None and joined <= before.newest:
+            return ""  # it was there with the one that was lost before
         streak = self._add(self._losses, label, 1)
+        streak.newest = now
         if streak.length < MOST_LOSSES or self._others(label) == streak.others:
             return ""
         cure = "mend it, and start it with another --name"

@@ -159,7 +159,7 @@ class RunDir(RunPaths):
         append_line(self.sessions, {"event": "end", "time": now(), "pid": os.getpid(), **info})
 
     def add_lease(self, values: dict[str, Any]) -> None:
-        """Appends a finished lease's line to workers.jsonl."""
+        """Appends a line to workers.jsonl: rows that a worker has finished, or begun again."""
         append_line(self.workers, {"time": now(), **values})
 
     def add_worker(self, values: dict[str, Any]) -> None:

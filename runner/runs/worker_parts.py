@@ -45,8 +45,8 @@ class WorkerPart:
 def worker_parts(paths: RunPaths) -> list[WorkerPart]:
     """Returns the workers of all sessions, those with the most rows first; none for a run without workers.
 
-    A row that two workers have done counts for both. What workers.json says of a worker counts, even where it is some seconds old:
-    workers.jsonl lacks the rows of open leases. Leaves damaged lines out.
+    A row that two workers have done counts for both. What workers.json says of a worker counts, even where it is some seconds old: it
+    knows in which time the worker had rows. Leaves damaged lines out.
     """
     parts: dict[str, WorkerPart] = {}
     for line in read_lines(paths.workers):

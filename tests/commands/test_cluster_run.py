@@ -7,6 +7,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from mlx_bulk.configs.cluster import ClusterConfig
 from mlx_bulk.jobs.kinds import KINDS
@@ -66,18 +67,29 @@ def test_a_worker_that_dies_costs_nothing(bench: Bench):
     assert parts(bench.root / "cluster") == parts(bench.root / "plain")
 
 
-def test_damaged_frames_are_done_again(bench: Bench):
+def with_another_letter(payload: bytes) -> bytes:
+    """Changes a bit of a text in a frame: what it holds still is Arrow's, and a record."""
+    held = pa.ipc.open_stream(payload).read_all()
+    text = held.column("prompt")[0].as_py()
+    letter = payload.index(text.encode())
+    changed = payload[:letter] + bytes([payload[letter] ^ 1]) + payload[letter + 1 :]
+    assert pa.ipc.open_stream(changed).read_all().schema == held.schema
+    return changed
+
+
+def test_damaged_frames_are_done_again(bench: Bench, caplog: pytest.LogCaptureFixture):
     frames = count(1)
 
     def spoil(message: FromWorker) -> FromWorker:
         if isinstance(message, Frames) and next(frames) == 2:
             (frame, *rest) = message.frames
-            return replace(message, frames=(replace(frame, payload=frame.payload[:-1] + b"x"), *rest))
+            return replace(message, frames=(replace(frame, payload=with_another_letter(frame.payload)), *rest))
         return message
 
     fleet = ThreadFleet(engine, 1, spoil=spoil)
     over = run(bench, ClusterWork(lambda: fleet, ClusterConfig(**SETTINGS)), "cluster")
     fleet.end(True)
+    assert "sent records that are damaged (the frame's checksum is wrong); they are done again" in caplog.text
     run(bench, ModelWork(ModelPool()), "plain")
     assert over.complete
     assert records(bench, "cluster") == records(bench, "plain")

@@ -87,3 +87,12 @@ def test_work_of_workers_is_a_step_and_a_run_that_has_none_says_so(bench: Bench,
     fleet.end(True)
     assert [told.count(NO_WORKERS), told.index(NO_WORKERS) < told.index(ROWS_TO_COME)] == [2, True]
     assert told.count(ROWS_TO_COME) > 4  # one for each worker that becomes ready, and more as they work
+
+
+def test_a_run_that_needs_more_workers_says_how_many_are_there(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    told: list[str] = []
+    monkeypatch.setattr(Activity, "doing", lambda self, what: told.append(what))
+    fleet, _ = mortal_fleet(2, 99)
+    assert run(bench, ClusterWork(lambda: fleet, ClusterConfig(workers=2, min_workers=2)), "cluster").complete
+    fleet.end(True)
+    assert told.index(f"{NO_WORKERS}: 1 of 2 are ready") < told.index(ROWS_TO_COME)

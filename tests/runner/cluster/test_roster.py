@@ -17,7 +17,7 @@ def roster(*joined: str, **settings: Any) -> Roster:
     """A roster whose workers have joined and gone; the run began at second 0."""
     made = Roster(ClusterConfig(**settings), 0.0)
     for name in joined:
-        made.join(Joined(name, Hello(name, "host", {})))
+        made.join(Joined(name, Hello(name, "host", {})), 1.0)
     made.require(list(joined), 10.0)
     return made
 
@@ -55,7 +55,7 @@ def test_rows_that_a_worker_has_died_with_go_to_another_one_first():
     waits = roster("a", "b", workers=2)
     rows = RowSet(0, [], died=("host",))
     assert waits.suits("a", rows, ["a", "b"])  # both are of this machine
-    waits.join(Joined("c", Hello("c", "other", {})))
+    waits.join(Joined("c", Hello("c", "other", {})), 1.0)
     assert not waits.suits("a", rows, ["a", "b", "c"])
     assert waits.suits("c", rows, ["a", "b", "c"])
     assert waits.suits("a", rows, ["a", "b"])  # the other one has left
@@ -78,7 +78,7 @@ def test_rows_wait_for_the_worker_with_the_most_room_as_long_as_it_may_come_back
 
 def test_a_shard_goes_to_workers_that_have_not_said_that_it_is_too_large():
     waits = roster("a", workers=2, wait=5.0)
-    waits.join(Joined("b", Hello("b", "other", {})))
+    waits.join(Joined("b", Hello("b", "other", {})), 1.0)
     for worker in waits.workers.values():
         worker.longest = 10
     rows = RowSet(0, [], no_room={"host": "it is small"})

@@ -1,6 +1,6 @@
 """Leasers of a thousand rows in ten shards, and what tests ask of them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 
 from mlx_bulk.runner.core.requests import Row
 from mlx_bulk.runner.core.shard_layout import Layout
@@ -26,6 +26,7 @@ def leaser(
     speculate: bool = True,
     room: int = 64,
     suits: Callable[[str, RowSet], bool] = lambda worker, rows: True,
+    finished: Callable[[OpenLease, Set[int], float], None] = lambda lease, positions, now: None,
 ) -> Leaser:
     """Makes a leaser. room: rows that the engines of the workers "slow" and "fast" have at once."""
     recorded = RecordedRows(Recovered(frozenset(), done or {}, {}, {}, {}, 0, 0, 0), LAYOUT)
@@ -40,6 +41,7 @@ def leaser(
         whole_shards=whole_shards,
         speculate=speculate,
         suits=suits,
+        finished=finished,
     )
     for worker in ("slow", "fast"):
         made.equip(worker, room)

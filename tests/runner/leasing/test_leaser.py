@@ -45,6 +45,17 @@ def test_what_is_recorded_is_left_out_or_told():
     assert whole.given.recorded == ((3, WHOLE), (4, 1))
 
 
+def test_finished_rows_are_told_as_they_come():
+    """A driver that is killed meanwhile has noted who has done them."""
+    told: list[tuple[str, set[int]]] = []
+    desk = leaser(finished=lambda lease, positions, now: told.append((lease.worker, set(positions))))
+    desk.give("a", ["a"], 0.0)
+    desk.note("a", [(0, 1), (1, 2)], [(0, 0), (1, 0), (5, WHOLE)], 1.0)
+    desk.note("a", [], [(1, 1)], 2.0)
+    assert told == [("a", {0, 5}), ("a", {1})]
+    assert len(desk.leases) == 1
+
+
 def test_rows_of_a_worker_that_left_go_first_and_without_those_that_came():
     desk = leaser()
     first = given(desk.give("a", ["a", "another"], 0.0))
