@@ -17,6 +17,7 @@ from about import about, table
 from cluster_config import write
 
 HERE = Path(__file__).parent
+OVER = 0.1  # bound
 
 
 def start(config: Path) -> "subprocess.Popen[str]":
@@ -82,6 +83,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="the least time that the workers could take")
     parser.add_argument("--room", type=int, default=32, help="rows that an engine has at once")
     parser.add_argument("--lease-seconds", type=float, default=20.0)
+    parser.add_argument("--check", action="store_true", help=f"exit 1 where it took longer than the ideal by more than {OVER:.0%}")
     args = parser.parse_args()
     rows = round(args.seconds * sum(args.paces))
     took, again = seconds(args.paces, rows, args.room, args.lease_seconds)
@@ -98,6 +100,7 @@ def main() -> None:
         "rows": rows,
     }
     print(json.dumps({**figures, "paces": args.paces, "room": args.room, "lease_seconds": args.lease_seconds, **about()}))
+    sys.exit(1 if args.check and took / ideal - 1 > OVER else 0)
 
 
 if __name__ == "__main__":

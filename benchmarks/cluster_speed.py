@@ -37,6 +37,7 @@ from about import about, table
 from cluster_config import write
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("OPENBLAS_")} | {"OPENBLAS_NUM_THREADS": "1"}
+BOUNDS = {"two_beside_one": 1.9, "one_beside_plain": 0.97}
 PROCESSES: tuple[str, ...] = ("driver", "agents", "engines")
 START_SECONDS = 0.02  # between two looks at processes that start
 LOOK_SECONDS = 0.25  # and later: a look takes milliseconds of a core, which two workers need
@@ -163,6 +164,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=1)
     parser.add_argument("--model", type=Path, help="a checkpoint's folder, in place of random weights")
     parser.add_argument("--pin", action="store_true", help="hold each worker, and each plain run, to one core of its own")
+    parser.add_argument("--check", action="store_true", help="exit 1 where a ratio is below its bound; needs an idle machine, and --pin")
     args = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0)) if args.pin and sys.platform == "linux" else []
     if args.pin and len(cores) < 2:
@@ -199,7 +201,10 @@ def main() -> None:
     compared = {"": rates, "_steady": steady, "_engine_cores": engines}
     figures = {f"{name}{part}": ratio for part, found in compared.items() for name, ratio in ratios(found).items()}
     seconds = {label: [round(each.seconds, 2) for each in turns] for label, turns in runs.items()}
-    print(json.dumps({**figures, "seconds": seconds, "cores": busy, "cpu_ms_a_row": cpu, "rows": args.rows, "pinned": args.pin, **about()}))
+    missed = [name for name, least in BOUNDS.items() if figures.get(name, 0.0) < least]
+    more = {"missed": missed, "seconds": seconds, "cores": busy, "cpu_ms_a_row": cpu, "rows": args.rows, "pinned": args.pin}
+    print(json.dumps({**figures, **more, **about()}))
+    sys.exit(1 if args.check and missed else 0)
 
 
 def show(
