@@ -56,7 +56,8 @@ def refused(folder: Path, change: Change) -> tuple[dict[str, float], dict[str, s
     """Has a worker join that differs. Returns the seconds until each side said so, those of the whole, and what each said."""
     folder.mkdir()
     shutil.copytree(DEMO, folder / "model")
-    save_padded(folder / "model" / "model.safetensors", 0)
+    if change is _other_weights:
+        save_padded(folder / "model" / "model.safetensors", 0)
     field = Field(folder, 0, random.Random(0))
     try:
         sections: dict[str, Any] = {"model": {"path": str(folder / "model")}, "batch": {"deterministic": True}}

@@ -61,7 +61,7 @@ class Field:
     """The processes of a run: a driver and its workers."""
 
     def __init__(self, folder: Path, workers: int, draw: random.Random):
-        self.folder, self.draw, self.dealt = folder, draw, dict[str, int]()
+        self.folder, self.draw, self.dealt = folder.absolute(), draw, dict[str, int]()
         self.port = _free_port()
         self.cables, self.agents = list[Cable](), list[subprocess.Popen[bytes]]()
         self._path = folder / "log"
@@ -148,7 +148,8 @@ class Field:
 
     def _start(self, *arguments: str, variables: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
         environment = ENVIRONMENT | (variables or {})
-        return subprocess.Popen([*COMMAND, *arguments], env=environment, stdout=self.log, stderr=self.log, start_new_session=True)
+        place: dict[str, Any] = {"cwd": self.folder, "env": environment, "stdout": self.log, "stderr": self.log}
+        return subprocess.Popen([*COMMAND, *arguments], start_new_session=True, **place)
 
 
 class Trainer:
