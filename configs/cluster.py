@@ -64,7 +64,7 @@ class ClusterConfig(Section):
         default=True, description="At the end, rows that a slow worker holds go to a second worker; the first to finish counts."
     )
     lost_after: Annotated[_LostAfter, FREE] = Field(
-        default=30, description="Seconds without an answer after which a worker, or the driver, is taken for lost."
+        default=30, description="Seconds without an answer after which a worker is lost. Workers wait 30 for their driver."
     )
 
     @model_validator(mode="after")

@@ -46,15 +46,14 @@ class RunDescription:
     def of(cls, run: OpenRun) -> Self:
         """Describes an open run. Two starts of one run with the same settings have the same digest; a run in its place has another."""
         config = {key: value for key, value in run.config.model_dump(mode="json").items() if key not in _ELSEWHERE}
-        identity = run.spec.identity(run.config)
-        told = [str(run.run_dir.root.absolute()), run.run_dir.nonce, config, identity, run.spec.scan.fingerprint(), run.layout.rows]
+        told = [str(run.run_dir.root.absolute()), run.run_dir.nonce, config, run.identity, run.spec.scan.fingerprint(), run.layout.rows]
         digest = sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
         adapters = {key: folder_sha256(folder, ADAPTER_CONTENTS) for key, folder in local_adapters(run.config, run.spec).items()}
         return cls(
             digest,
             config,
             run.spec.scan,
-            identity,
+            run.identity,
             run.layout,
             config_files(run.config, run.spec),
             adapters,

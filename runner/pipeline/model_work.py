@@ -45,7 +45,8 @@ _SHORTAGE_CURE = "lower batch.memory, batch.rows or batch.tokens, then continue 
 class OpenRun:
     """The run that a session works on: its parts, what earlier sessions recorded, the writer of its records, and the process.
 
-    noted: sessions.jsonl has this start. flush: saves all that is finished, from any thread; returns True on success.
+    identity: as it was when run.json was written, whatever happens to the files since. noted: sessions.jsonl has this start. flush: saves
+    all that is finished, from any thread; returns True on success.
     """
 
     config: JobConfig
@@ -56,6 +57,7 @@ class OpenRun:
     heartbeat: Heartbeat
     run_dir: RunDir
     spec: RunSpec
+    identity: dict[str, Any]
     layout: Layout
     recovered: Recovered
     writer: Writer

@@ -133,11 +133,11 @@ class _Session:
         if reads_stdin(config.data):
             self.process.supervisor.reading_stdin(run_dir.root.absolute())
         spec = RunSpec.of(config, run_dir.root, self.command.kind, self.start.overwrite)
-        inputs = self._inputs(spec)
+        inputs, identity = self._inputs(spec), spec.identity(config)
         description = {
             "config": config.model_dump(mode="json"),
             "cwd": str(Path.cwd()),  # where relative paths start
-            "identity": spec.identity(config),
+            "identity": identity,
             "inputs": inputs,
             "nonce": secrets.token_hex(8),
         }
@@ -171,6 +171,7 @@ class _Session:
             self.heartbeat,
             run_dir,
             spec,
+            identity,
             layout,
             recovered,
             writer,

@@ -1,6 +1,7 @@
 """What is wrong with a worker at the door is said on both sides, one line a difference. Workers are threads here; see ThreadFleet."""
 
 import logging
+import shutil
 from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
@@ -12,6 +13,7 @@ from mlx_bulk.runner.cluster.description import RunDescription
 from mlx_bulk.runner.cluster.fleet_work import ClusterWork
 from mlx_bulk.runner.cluster.messages import Hello, RunOffer, RunStopped, StopRun
 from mlx_bulk.runner.core.errors import ModelError
+from mlx_bulk.runner.pipeline.model_work import OpenRun
 
 from ..jobs.support.bench import Bench, Record
 from ..jobs.support.cluster_runs import SETTINGS, engine, run
@@ -87,3 +89,22 @@ def test_another_version_of_mlx_is_said_once(bench: Bench, caplog: pytest.LogCap
     fleet.end(True)
     assert over.complete
     assert [each for each in caplog.messages if each.startswith("worker-1 has mlx 0.0.1, this machine ")]
+
+
+def test_files_that_change_once_the_run_knows_them_are_refused(
+    bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    """A worker reads the changed tokenizer; the run's records are bound to the one before."""
+    made, model = RunDescription.of, shutil.copytree(bench.model, bench.root / "model of its own")
+
+    def changed_before(open_run: OpenRun) -> RunDescription:
+        with (model / "tokenizer.json").open("a") as file:
+            file.write("\n")
+        return made(open_run)
+
+    monkeypatch.setattr(RunDescription, "of", changed_before)
+    fleet = ThreadFleet(engine, 1)
+    with pytest.raises(ModelError, match="no worker is left that can do the run"):
+        run(bench, ClusterWork(lambda: fleet, ClusterConfig(workers=1)), "cluster", rows=ROWS, model={"path": str(model)})
+    fleet.end(True)
+    assert "would give other results: model.tokenizer: the run has " in caplog.text
