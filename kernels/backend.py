@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from . import cuda_cache
+from .cpu.blas_library import blas_threads, config_of, core_of, limit_threads, why_slow
+from .cpu.cores import usable_cores
 from .cpu.numpy_blas import open_adapted, wheel_library
 from .cpu.vector_units import GENERIC, VARIABLE, UnknownUnits, compiler_options, generic, limit_blas
 
@@ -83,20 +85,34 @@ def _choose() -> Blas:
         return Blas(None, note=f"the slow one inside mlx, which was imported before mlx_bulk: {cure}")
     _keep_buffers()
     limit_blas()
+    slow: list[str] = []  # that are there, for want of a better one
     for name in [] if wish == NUMPY else [wish] if wish else [*OPENBLAS, *_mkl_paths(), *MKL]:
         try:
-            _library = ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
+            if not wish and (why := why_slow(ctypes.CDLL(name))) is not None:
+                log.debug("%s is passed over: %s", name, why)
+                slow.append(name)
+                continue
+            return _opened(name)
         except OSError as error:
             if wish:
                 return Blas(None, note=f"MLX_BULK_BLAS={wish} cannot be opened ({error}); the slow one inside mlx is used")
-            continue
-        return Blas(name, _core(_library))
     if (found := open_adapted(cache_folder("kernels"))) is not None:
         path, _library = found
-        return Blas(str(path), _core(_library), origin="NumPy's OpenBLAS")
+        limit_threads(_library)
+        return Blas(str(path), core_of(_library), origin="NumPy's OpenBLAS")
+    if slow:
+        return _opened(slow[0])
     missing = "g++" if not compiles() else "NumPy's wheel"
     cure = "`apt install libopenblas0-pthread`, `pip install 'mlx-bulk[mkl]'`, or g++ with NumPy from PyPI"
     return Blas(None, note=f"the slow one inside mlx, as {missing} is not here; {cure} makes matrix products some 35 times faster")
+
+
+def _opened(name: str) -> Blas:
+    """Opens a library of the system, so that mlx finds its functions first. Raises OSError."""
+    global _library
+    _library = ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
+    limit_threads(_library)
+    return Blas(name, core_of(_library))
 
 
 def _installed(name: str) -> bool:
@@ -113,11 +129,8 @@ def _mkl_paths() -> list[str]:
 
 
 def threads() -> int:
-    """Counts the threads of matrix products: as many as the BLAS is set to, else one per core."""
-    for name in ("openblas_get_num_threads", "scipy_openblas_get_num_threads64_", "MKL_Get_Max_Threads"):
-        with suppress(AttributeError):
-            return int(getattr(_library or ctypes.CDLL(None), name)())
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    """Counts the threads of matrix products: as many as the BLAS is set to, else one for each core that may be used."""
+    return blas_threads(_library) or usable_cores()
 
 
 def product_build() -> str:
@@ -127,9 +140,9 @@ def product_build() -> str:
     """
     blas = prepare()
     if not blas.slow:
-        return "; ".join(part for part in (str(blas), _config(_library)) if part)
+        return "; ".join(part for part in (str(blas), config_of(_library)) if part)
     path = wheel_library()
-    own = "the slow one inside mlx", f"NumPy {distribution('numpy').version}", _config(None if path is None else ctypes.CDLL(str(path)))
+    own = "the slow one inside mlx", f"NumPy {distribution('numpy').version}", config_of(None if path is None else ctypes.CDLL(str(path)))
     return "; ".join(part for part in own if part)
 
 
@@ -139,24 +152,6 @@ def cache_folder(kind: str) -> Path:
     with suppress(RuntimeError):  # a user without a home: the folder ~ is not made, so nothing is remembered
         root = root.expanduser()
     return root / "mlx-bulk" / kind
-
-
-def _core(library: ctypes.CDLL) -> str | None:
-    return _told(library, "corename")
-
-
-def _config(library: ctypes.CDLL | None) -> str | None:
-    return None if library is None else _told(library, "config")
-
-
-def _told(library: ctypes.CDLL, what: str) -> str | None:
-    """Returns what an OpenBLAS says of itself; None for other libraries."""
-    for name in (f"openblas_get_{what}", f"scipy_openblas_get_{what}64_"):
-        with suppress(AttributeError):
-            function = getattr(library, name)
-            function.restype = ctypes.c_char_p
-            return function().decode()
-    return None
 
 
 def _keep_buffers() -> None:

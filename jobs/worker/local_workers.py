@@ -18,6 +18,8 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
+from ...kernels.cpu.cores import usable_cores
+
 if TYPE_CHECKING:  # it comes with the extra cluster
     import psutil
 
@@ -233,7 +235,7 @@ def worker_environment(number: int, count: int, threads: int | None) -> dict[str
 
     The number of threads that the user has set is kept, unless ``threads`` gives one.
     """
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    cores = usable_cores()
     part = str(threads or max(1, cores // count))
     divided = {name: part if threads else os.environ.get(name, part) for name in THREADS}
     gpus = _gpus()

@@ -8,7 +8,6 @@ import logging
 import os
 import platform
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from .cores import usable_cores
 
 log = logging.getLogger("mlx_bulk")
 
@@ -80,7 +81,7 @@ def _compile(build: Build, to: Path) -> None:
 
     with tempfile.TemporaryDirectory(dir=to.parent, prefix="units.", ignore_cleanup_errors=True) as folder:
         parts = {unit: str(Path(folder) / f"{unit.stem}.o") for unit in build.units}
-        with ThreadPoolExecutor(max(2, _cores())) as beside:
+        with ThreadPoolExecutor(max(2, usable_cores())) as beside:
             list(beside.map(lambda unit: run(*build.units[unit], "-c", "-o", parts[unit], str(unit)), parts))
         run("-o", str(to), *parts.values())
 
@@ -89,10 +90,6 @@ def compiler_message(error: OSError | subprocess.CalledProcessError) -> str:
     """Returns the first line of what the compiler or the system says."""
     said = (getattr(error, "stderr", None) or str(error)).strip().splitlines() or [type(error).__name__]
     return said[0]
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 @cache
