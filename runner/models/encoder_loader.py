@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from ...configs.schema import ModelConfig
 from ..core.errors import ModelError
 from .checkpoint import Checkpoint, refusing
-from .loader import LanguageModel, dtype_of, has_scales, log_quantized, whole_bytes
+from .loader import LanguageModel, dtype_of, fit_whole, has_scales, log_quantized, whole_bytes
 
 if TYPE_CHECKING:
     from ..vision.features import FeatureCache
@@ -46,7 +46,7 @@ def encoder_size(config: ModelConfig, checkpoint: Checkpoint, memory: int, *, pi
     with refusing(checkpoint):
         network, need = _prepared(config, checkpoint, memory)
         features = _features(config, checkpoint, network) if pictures else None
-    return _described(network, checkpoint, features).weight_bytes, None if need is None else need <= memory
+    return _described(network, checkpoint, features).weight_bytes, None if need is None else fit_whole(need, memory)
 
 
 def _prepared(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> tuple[Any, int | None]:
@@ -57,7 +57,7 @@ def _prepared(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> tuple
         raise ModelError(f"model.adapter: {checkpoint.config.get('model_type')} is an encoder, and adapters are for decoders; remove it")
     network, dtype = _opened(config, checkpoint), dtype_of(config.dtype)
     need = whole_bytes(network)
-    if need is not None and need <= memory:
+    if fit_whole(need, memory):
         dequantize_model(network)
         if dtype is not None:
             network.set_dtype(dtype)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mlx_bulk")
 
+WHOLE_SHARE = 0.75  # of the memory, that weights may take as float32 which were quantized
+
 Classes = Callable[[dict[str, Any]], tuple[Any, Any]]  # config -> what makes a network, and its arguments
 
 
@@ -114,7 +116,7 @@ def load_model(
         except ModelError as error:
             raise ModelError(f"the adapter {error}") from error
         adapters.stay()
-    log_quantized(need, memory, slow=native.library() is None)
+    log_quantized(need, memory, slow=native.library() is None or _has_other_modes(network))
     arrays: list[Any] = [a for _, a in tree_flatten(network.parameters())]
     floats = {str(a.dtype).removeprefix("mlx.core.") for a in arrays if mx.issubdtype(a.dtype, mx.floating)}
     held = _parameter_bytes(network) + _tower_bytes(features) + (packed if "block" in substitutes else 0)
@@ -154,7 +156,7 @@ def size(
         network = _opened(config, checkpoint, classes)
         need = whole_bytes(network)
         tower = _tower_bytes(_features(network, config, checkpoint)) if pictures else 0
-    if need is not None and need <= memory:
+    if need is not None and fit_whole(need, memory):
         return need + tower, True
     return _parameter_bytes(network) + tower, None if need is None else False
 
@@ -185,8 +187,9 @@ def _tower_bytes(features: "FeatureCache | None") -> int:
 
 def log_quantized(need: int | None, memory: int, slow: bool = True) -> None:
     """Says that quantized weights stay so, where they do; a warning where no kernel of ours serves them. need: see ``whole_bytes``."""
-    if need is not None and need > memory:
-        room = f"as float32 they would take {size_as_text(need)}, and batch.memory leaves {size_as_text(memory)}"
+    if need is not None and not fit_whole(need, memory):
+        most = size_as_text(int(WHOLE_SHARE * memory))
+        room = f"as float32 they would take {size_as_text(need)}; {most} is three quarters of batch.memory, and cached tokens need the rest"
         if slow:
             log.warning("the weights stay quantized (%s): matrix products are slow on this CPU", room)
         else:
@@ -202,7 +205,7 @@ def _prepared(config: ModelConfig, checkpoint: Checkpoint, memory: int, classes:
 
     network, dtype = _opened(config, checkpoint, classes), dtype_of(config.dtype)
     need = whole_bytes(network)
-    if need is not None and need <= memory:
+    if fit_whole(need, memory):
         dequantize_model(network)
     if checkpoint.adapter is not None:
         try:
@@ -253,11 +256,21 @@ def dtype_of(wanted: str) -> Any:
     return getattr(mx, wanted)
 
 
+def _has_other_modes(network: Any) -> bool:
+    """Returns whether a matrix is quantized in another way than mlx's affine one, as mxfp4: our kernels do not serve it."""
+    return any(getattr(layer, "mode", "affine") != "affine" for layer in network.modules() if "scales" in layer)
+
+
 def whole_bytes(network: Any) -> int | None:
     """Returns the bytes of quantized weights as float32 on the CPU, where quantized products are slow; else None."""
     from mlx_lm.utils import get_total_parameters
 
     return 4 * int(get_total_parameters(network)) if backend.device_name() == "cpu" and has_scales(network) else None
+
+
+def fit_whole(need: int | None, memory: int) -> bool:
+    """Returns True where quantized weights are to become float32. need: see ``whole_bytes``."""
+    return need is not None and need <= WHOLE_SHARE * memory
 
 
 def has_scales(network: Any) -> bool:

@@ -81,7 +81,7 @@ def at_once(*given: Any) -> draw.Launched:
 
 
 def written(bench: Bench, monkeypatch: pytest.MonkeyPatch, name: str, output: str, ahead: bool, deterministic: bool, stepwise: bool) -> Any:
-    """The parts of a run on the path of Metal and CUDA."""
+    """The parts of a run that draws as on Metal and CUDA. With MLX_BULK_CPU=generic the layers compute as there, too (.ci/run)."""
     setups: list[Setup] = []
     made: Callable[..., Setup] = CheckedModel.setup
 

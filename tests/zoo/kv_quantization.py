@@ -49,9 +49,9 @@ def _by_mlx_lm(name: str) -> str:
     return "all layers" if not count[1] else f"{count[0]} of {sum(count)} caches"
 
 
-def refused_here(name: str, way: Way, start: int) -> str:
+def refused_here(name: str, way: Way, start: int, bits: int = 8) -> str:
     """Why batches of ours do not quantize; empty where they do."""
-    return kv_refusal(build(name, _wider(CONFIGS[name])), VOCABULARY, way, KVQuantization(8, GROUP, start))
+    return kv_refusal(build(name, _wider(CONFIGS[name])), VOCABULARY, way, KVQuantization(bits, GROUP, start))
 
 
 def _short(error: Exception) -> str:

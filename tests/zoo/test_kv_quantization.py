@@ -20,7 +20,7 @@ def test_many_are_listed():
     assert len(WAYS) > 80
 
 
-@pytest.mark.parametrize("start", [0, 3])
+@pytest.mark.parametrize(("bits", "start"), [(8, 0), (8, 3), (4, 0)])
 @pytest.mark.parametrize("name", parameters(sorted(WAYS.keys() & set(NAMES))))
-def test_batches_of_ours_take_what_the_page_says(name: str, start: int):
-    assert refused_here(name, WAYS[name], start) == ""
+def test_batches_of_ours_take_what_the_page_says(name: str, bits: int, start: int):
+    assert refused_here(name, WAYS[name], start, bits) == ""

@@ -1,5 +1,6 @@
 """Tests models that a process keeps from one run to the next."""
 
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from mlx_bulk.runner.core.errors import OutOfRoom
 from mlx_bulk.runner.layers import kernel_injection
 from mlx_bulk.runner.models import model_pool
 from mlx_bulk.runner.models.checkpoint import Checkpoint, find_checkpoint
-from mlx_bulk.runner.models.loader import size
+from mlx_bulk.runner.models.loader import WHOLE_SHARE, size
 from mlx_bulk.runner.models.model_pool import ModelChoice, ModelPool, dequantizes, memory_shares
 from mlx_lm.utils import load as mlx_lm_load
 
@@ -119,16 +120,21 @@ def test_dequantization_follows_from_total_memory(tmp_path: Path) -> None:
     """A model that another run of the process dequantized is not what this one would have loaded."""
     folder = write_quantized(tmp_path / "quantized")
     whole_bytes, whole = size(*wanted(folder)[:2], PLENTY)
-    packed_bytes, packed = size(*wanted(folder)[:2], whole_bytes - 1)
+    least = ceil(whole_bytes / WHOLE_SHARE)  # the rest is for cached tokens
+    packed_bytes, packed = size(*wanted(folder)[:2], least - 1)
     assert (whole, packed, whole_bytes > 2 * packed_bytes) == (True, False, True)
     models = ModelPool()
-    [first] = models.get([wanted(folder)], whole_bytes)
+    [first] = models.get([wanted(folder)], least)
     assert not first.quantized
-    assert models.get([wanted(folder)], whole_bytes) == [first]
-    [second] = models.get([wanted(folder)], whole_bytes - 1)
+    assert models.get([wanted(folder)], least) == [first]
+    [second] = models.get([wanted(folder)], least - 1)
     assert second.quantized
     pairs = [wanted(folder), wanted(folder, "float16")]
-    assert [model.quantized for model in ModelPool().get(pairs, 2 * whole_bytes)] == [False, False]
-    assert [model.quantized for model in ModelPool().get(pairs, 2 * whole_bytes - 1)] == [False, True]
-    assert [dequantizes(each, room) for each, room in zip(pairs, memory_shares(pairs, 2 * whole_bytes - 1), strict=True)] == [True, False]
+    assert [model.quantized for model in ModelPool().get(pairs, whole_bytes + least)] == [False, False]
+    assert [model.quantized for model in ModelPool().get(pairs, whole_bytes + least - 1)] == [False, True]
+    shares = memory_shares(pairs, whole_bytes + least - 1)
+    assert [dequantizes(each, room) for each, room in zip(pairs, shares, strict=True)] == [
+        True,
+        False,
+    ]
     assert dequantizes(wanted(write_checkpoint(tmp_path / "plain")), PLENTY) is None
