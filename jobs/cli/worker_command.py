@@ -72,7 +72,6 @@ def worker(
             from ...runner.network.dask_link import DriverLink
         from ..worker.agent import Agent, Signalled, Stay
         from ..worker.engine_process import EngineProcess
-        from ..worker.hostfile import read_hostfile
         from ..worker.introduction import first_hello
         from ..worker.local_workers import given_secret
         from ..worker.other_ranks import OtherRanks
@@ -84,8 +83,11 @@ def worker(
         if models is not None and not Path(models).is_dir():
             raise ConfigError(f"--models: found {models}, which is no folder here; name the folder below which this machine's models lie")
         options += ["--models", models] if models is not None else []
-        hostfile = None if group is None else read_hostfile(group)
-        if hostfile is not None:
+        hostfile = None
+        if group is not None:
+            from ..worker.hostfile import read_hostfile
+
+            hostfile = read_hostfile(group)
             options += ["--backend", hostfile.backend, "--stall-seconds", f"{stall_seconds:g}"]
         module = [sys.executable, "-P", "-m", "mlx_bulk.jobs"]
 

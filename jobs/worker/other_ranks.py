@@ -15,9 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic, sleep
+from typing import TYPE_CHECKING
 
-from .hostfile import Host, Hostfile
 from .rank_commands import ports_for, rank_variables, remote_command, remote_kill
+
+if TYPE_CHECKING:  # it brings pydantic, which a worker without a group has no use for
+    from .hostfile import Host, Hostfile
 
 log = logging.getLogger("mlx_bulk")
 
@@ -40,7 +43,7 @@ class GroupEnd:
 @dataclass(slots=True)
 class _Rank:
     number: int
-    host: Host
+    host: "Host"
     process: "subprocess.Popen[bytes]"
     remote: int | None = None  # the number of its process on another machine
     killed: bool = False
@@ -70,7 +73,7 @@ class _Rank:
 class OtherRanks:
     """The ranks of a group but the first, started at once. command: of each rank. ``environment`` is the first one's."""
 
-    hostfile: Hostfile
+    hostfile: "Hostfile"
     command: Sequence[str]
     environment: dict[str, str] = field(default_factory=dict[str, str])
     _ranks: list[_Rank] = field(default_factory=list[_Rank])
@@ -115,7 +118,7 @@ class OtherRanks:
             path.write_text(variables.files[name])
         return {**os.environ, **variables.values, **{name: str(path) for name, path in named.items()}}
 
-    def _started(self, rank: int, host: Host, ports: Sequence[int]) -> "subprocess.Popen[bytes]":
+    def _started(self, rank: int, host: "Host", ports: Sequence[int]) -> "subprocess.Popen[bytes]":
         if host.local:
             return subprocess.Popen(
                 self.command, env=self._local(rank, ports), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True

@@ -6,8 +6,10 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from .hostfile import Hostfile
+if TYPE_CHECKING:
+    from .hostfile import Hostfile
 
 FIRST_PORT = 32323  # mlx.launch's
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
@@ -22,7 +24,7 @@ class RankVariables:
     files: Mapping[str, str]
 
 
-def rank_variables(hostfile: Hostfile, rank: int, ports: Sequence[int]) -> RankVariables:
+def rank_variables(hostfile: "Hostfile", rank: int, ports: Sequence[int]) -> RankVariables:
     """Returns the environment of a rank, which mlx reads. ports: a port for each rank."""
     values = {**GENERIC, **dict(each.split("=", 1) for each in hostfile.envs), "MLX_RANK": str(rank)}
     if hostfile.backend == "ring":
@@ -32,7 +34,7 @@ def rank_variables(hostfile: Hostfile, rank: int, ports: Sequence[int]) -> RankV
     return RankVariables(values, {"MLX_IBV_DEVICES": json.dumps([host.rdma for host in hostfile.hosts])})
 
 
-def ports_for(hostfile: Hostfile) -> list[int]:
+def ports_for(hostfile: "Hostfile") -> list[int]:
     """Returns a port for each rank: free ones on this machine alone, else those of ``mlx.launch``, for which firewalls may be open."""
     if not hostfile.local:
         return [FIRST_PORT + rank for rank in range(len(hostfile.hosts))]

@@ -22,8 +22,8 @@ class Units:
 
 
 _NO_TILES = ("-mno-amx-tile", "-mno-amx-bf16", "-mno-amx-int8")
-# For some processors (AMD's Zen) g++ rounds a product before it adds it in one instance of a template, and not in another. A row's bits
-# would then depend on how many rows there are. g++ for other processors does not know this option.
+# For some processors (AMD's Zen, some of ARM's) g++ rounds a product before it adds it in one instance of a template, and not in another.
+# A row's bits would then depend on how many rows there are.
 _ALL_FMA = ("--param=avoid-fma-max-bits=0",)
 UNITS = {
     "avx2": Units((*_NO_TILES, "-mno-avx512f"), {"OPENBLAS_CORETYPE": "Haswell", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}),
@@ -39,9 +39,7 @@ class UnknownUnits(ValueError):
 def compiler_options() -> Sequence[str]:
     """Returns g++'s options for the units allowed. Raises UnknownUnits."""
     wish = os.environ.get(VARIABLE)
-    if platform.machine() != "x86_64":
-        return ()
-    if not wish or wish == GENERIC:
+    if platform.machine() != "x86_64" or not wish or wish == GENERIC:
         return _ALL_FMA
     if wish not in UNITS:
         raise UnknownUnits(f"{VARIABLE}={wish}: expected {', '.join(UNITS)} or {GENERIC}; unset it for the widest units of this processor")

@@ -35,6 +35,11 @@ pid_t owner = 0;  // a forked process has none of its parent's threads
 void rest(long looks) {
 #if defined(__x86_64__)
   if (looks < SOON) return __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  if (looks < SOON) {
+    asm volatile("isb" ::: "memory");  // "yield" does nothing on most of these processors
+    return;
+  }
 #endif
   sched_yield();
 }

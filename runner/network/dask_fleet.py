@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from time import monotonic
 from typing import Any
 
-from ...configs.cluster import split_address
+from ...configs.addresses import split_address
 from ...configs.errors import ConfigError
 from ...configs.visible import visible
 from ..cluster.interface import Event, Joined, Left, Told

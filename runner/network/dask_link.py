@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any, cast
 
-from ...configs.cluster import split_address
+from ...configs.addresses import split_address
 from ...configs.errors import ConfigError
 from ...configs.visible import visible
 from ..cluster.messages import Message

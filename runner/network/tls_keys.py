@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from ...configs.cluster import is_loopback, split_address
+from ...configs.addresses import is_loopback, split_address
 from ...configs.errors import ConfigError
 from ...configs.visible import visible
 

@@ -24,19 +24,22 @@ from ..jobs.support.bench import Bench, Record
 from ..jobs.support.cluster_runs import SETTINGS, engine, mortal_fleet, parts, records, run
 from ..runner.support.thread_fleet import PipeEnd, StopEarly, ThreadFleet
 
+DETERMINISTIC: dict[str, Any] = {"batch": {"deterministic": True}}
+
 
 @pytest.mark.parametrize(
-    "sections",
+    ("workers", "sections"),
     [
-        {},
-        pytest.param({"batch": {"deterministic": True}}, marks=pytest.mark.slow),
-        pytest.param({"sampling": {"n": 3, "max_tokens": 4}}, marks=pytest.mark.slow),
+        (1, {}),
+        *(pytest.param(workers, DETERMINISTIC, marks=pytest.mark.slow) for workers in (1, 2, 3, 5)),
+        pytest.param(1, {"sampling": {"n": 3, "max_tokens": 4}}, marks=pytest.mark.slow),
     ],
 )
-def test_one_worker_writes_the_same_parts(bench: Bench, sections: dict[str, Any]):
+def test_workers_write_the_same_parts(bench: Bench, workers: int, sections: dict[str, Any]):
     plain = run(bench, ModelWork(ModelPool()), "plain", **sections)
-    fleet = ThreadFleet(engine, 1)
-    over = run(bench, ClusterWork(lambda: fleet, ClusterConfig(**SETTINGS)), "cluster", **sections)
+    fleet = ThreadFleet(engine, workers)
+    settings = ClusterConfig(workers=workers, min_workers=workers, lease_seconds=SETTINGS["lease_seconds"])
+    over = run(bench, ClusterWork(lambda: fleet, settings), "cluster", **sections)
     fleet.end(True)
     assert (over.rows, over.records, over.errors, over.complete) == (plain.rows, plain.records, plain.errors, True)
     assert records(bench, "cluster") == records(bench, "plain")

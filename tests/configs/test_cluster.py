@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import yaml
+from mlx_bulk.configs.addresses import is_loopback, split_address
 from mlx_bulk.configs.cells import cells
-from mlx_bulk.configs.cluster import ClusterConfig, is_loopback, split_address
+from mlx_bulk.configs.cluster import ClusterConfig
 from mlx_bulk.configs.errors import ConfigError
 from mlx_bulk.configs.identity import free, identity
 from mlx_bulk.configs.load import load_config

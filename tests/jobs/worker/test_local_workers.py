@@ -22,7 +22,7 @@ from mlx_bulk.runner.cluster.interface import Joined  # noqa: E402
 from mlx_bulk.runner.network.dask_fleet import DaskFleet  # noqa: E402
 
 PATIENCE = 60.0  # seconds after which a test that waits has failed
-IDLE_BYTES = 64 << 20  # of a worker that waits: Python, Dask's connections, and little more
+IDLE_BYTES = 60_000_000  # of a worker that waits: Python, Dask's connections, and little more
 
 
 @pytest.fixture
