@@ -21,7 +21,7 @@ from . import cuda_cache
 from .cpu.blas_library import blas_threads, config_of, core_of, limit_threads, why_slow
 from .cpu.cores import usable_cores
 from .cpu.numpy_blas import open_adapted, wheel_library
-from .cpu.vector_units import GENERIC, VARIABLE, UnknownUnits, compiler_options, generic, limit_blas
+from .cpu.vector_units import VARIABLE, UnknownUnits, compiler_options, generic, heeds, limit_blas
 
 log = logging.getLogger("mlx_bulk")
 
@@ -228,7 +228,7 @@ def on_cpu_path() -> bool:
 def cpu_wish() -> str:
     """Returns ``MLX_BULK_CPU`` and its value where this device heeds it; else an empty text."""
     wish = os.environ.get(VARIABLE)
-    heeded = wish and device_name() == "cpu" and (wish == GENERIC or compiler_options())
+    heeded = wish and device_name() == "cpu" and heeds(wish)
     return f"{VARIABLE}={wish}" if heeded else ""
 
 

@@ -46,6 +46,11 @@ def compiler_options() -> Sequence[str]:
     return (*_ALL_FMA, *UNITS[wish].options)
 
 
+def heeds(wish: str) -> bool:
+    """Returns True where this processor has a choice for which a value of the variable stands."""
+    return wish == GENERIC or platform.machine() == "x86_64"
+
+
 def generic() -> bool:
     """Returns True when a CPU shall compute by mlx's operations alone, as a GPU does."""
     return os.environ.get(VARIABLE) == GENERIC
