@@ -12,6 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -20,6 +22,7 @@ from cluster_config import write
 from cluster_slow_worker import start, start_agents
 
 PORT = 8786
+SETTLE_SECONDS, LOOK_SECONDS = 5.0, 0.05
 TOLD, PACE = 35.0, 0.95  # bounds
 ROWS_A_SECOND, ROOM, ROWS = 60.0, 32, 100_000  # of a worker; rows that it has at once; of the run, which does not end meanwhile
 
@@ -38,10 +41,25 @@ def pull(agent: int) -> None:
         ip("rule", "add", "pref", "1", "ipproto", "tcp", end, str(own), "blackhole")
 
 
-def rows_of_others(run: Path) -> int:
-    """How many rows the workers whose cable stays have done."""
-    lines = [json.loads(line) for line in (run / "workers.jsonl").read_text().splitlines()] if (run / "workers.jsonl").exists() else []
-    return sum(line.get("rows", 0) for line in lines if line["worker"] != "w0")
+def rows_of_others(run: Path) -> Counter[str]:
+    """How many rows each worker has done whose cable stays."""
+    rows = Counter[str]()
+    for line in (run / "workers.jsonl").read_text().splitlines():
+        if (read := json.loads(line))["worker"] != "w0":
+            rows[read["worker"]] += read.get("rows", 0)
+    return rows
+
+
+def pace_until(run: Path, over: Callable[[], bool]) -> float:
+    """Returns the rows a second of the workers whose cable stays, until ``over``: of each from one report to another."""
+    seen: dict[str, list[tuple[float, int]]] = {}
+    while not over():
+        for worker, rows in rows_of_others(run).items():
+            reports = seen.setdefault(worker, [])
+            if not reports or reports[-1][1] != rows:
+                reports.append((time.monotonic(), rows))
+        time.sleep(LOOK_SECONDS)
+    return sum((each[-1][1] - each[1][1]) / (each[-1][0] - each[1][0]) for each in seen.values())
 
 
 def until(log: Path, text: str, times: int, seconds: float) -> float:
@@ -74,13 +92,14 @@ def measure(root: Path, before: float) -> int:
     agents = [start_agents([{"name": f"w{number}", **each}]) for number in range(3)]
     try:
         until(log, "works on the run", 3, 120)
-        time.sleep(5)
-        first = rows_of_others(run)
-        time.sleep(before)
-        second = rows_of_others(run)
+        time.sleep(SETTLE_SECONDS)
+        due = time.monotonic() + before
+        first = pace_until(run, lambda: time.monotonic() > due)
+        begun = time.monotonic()
         pull(agents[0].pid)
-        told = until(log, "has left", 1, 2 * TOLD)
-        pace = (rows_of_others(run) - second) / told / ((second - first) / before)
+        second = pace_until(run, lambda: "has left" in log.read_text() or time.monotonic() > begun + 2 * TOLD)
+        told = time.monotonic() - begun
+        pace = second / first
     finally:
         for process in (driver, *agents):
             process.kill()

@@ -75,7 +75,7 @@ def load_model(
     pictures: bool = False,
     ranks: Ranks = ALONE,
 ) -> LanguageModel:
-    """Loads the weights. On the CPU they are float32; quantized ones are dequantized if that fits in ``memory`` bytes, else kept.
+    """Loads the weights. On the CPU they are float32; quantized ones are dequantized where ``fit_whole`` in ``memory`` bytes, else kept.
 
     classes: what mlx-lm makes the network of, None for a language model with its head. pictures: it is to read pictures too.
     ranks: several load a part each.
@@ -189,7 +189,10 @@ def log_quantized(need: int | None, memory: int, slow: bool = True) -> None:
     """Says that quantized weights stay so, where they do; a warning where no kernel of ours serves them. need: see ``whole_bytes``."""
     if need is not None and not fit_whole(need, memory):
         most = size_as_text(int(WHOLE_SHARE * memory))
-        room = f"as float32 they would take {size_as_text(need)}; {most} is three quarters of batch.memory, and cached tokens need the rest"
+        room = (
+            f"as float32 they would take {size_as_text(need)}; {most} is three quarters of what batch.memory leaves, "
+            "and cached tokens need the rest"
+        )
         if slow:
             log.warning("the weights stay quantized (%s): matrix products are slow on this CPU", room)
         else:

@@ -159,8 +159,8 @@ class RunDir(RunPaths):
         append_line(self.sessions, {"event": "end", "time": now(), "pid": os.getpid(), **info})
 
     def add_lease(self, values: dict[str, Any]) -> None:
-        """Appends a line to workers.jsonl: rows that a worker has finished, or begun again."""
-        append_line(self.workers, {"time": now(), **values})
+        """Appends a line to workers.jsonl: rows that a worker has finished, or begun again. Lines come with each message of a worker."""
+        append_line(self.workers, {"time": now(), **values}, durable=False)
 
     def add_worker(self, values: dict[str, Any]) -> None:
         """Notes a worker of the last start in sessions.jsonl: its machine, versions and device."""

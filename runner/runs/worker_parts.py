@@ -1,4 +1,4 @@
-"""Reads what each worker of a run has done: from workers.jsonl, and from workers.json, which tells of open leases too."""
+"""Reads what each worker of a run has done: from workers.jsonl, and from workers.json, which has its memory and the time it had rows."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -45,8 +45,8 @@ class WorkerPart:
 def worker_parts(paths: RunPaths) -> list[WorkerPart]:
     """Returns the workers of all sessions, those with the most rows first; none for a run without workers.
 
-    A row that two workers have done counts for both. What workers.json says of a worker counts, even where it is some seconds old: it
-    knows in which time the worker had rows. Leaves damaged lines out.
+    A row that two workers have done counts for both. What workers.json says of a worker counts, even where it is some seconds old:
+    workers.jsonl may have rows twice that were sent twice. Leaves damaged lines out.
     """
     parts: dict[str, WorkerPart] = {}
     for line in read_lines(paths.workers):

@@ -170,7 +170,7 @@ def test_quantized_weights_stay_so_where_they_do_not(
     assert any(name.endswith("scales") for name, _ in tree_flatten(model.network.parameters()))
     said = next(record for record in caplog.records if "quantized" in record.message)
     assert said.message.startswith(
-        "the weights stay quantized (as float32 they would take 1.3 MB; 750 bytes is three quarters of batch.memory, "
+        "the weights stay quantized (as float32 they would take 1.3 MB; 750 bytes is three quarters of what batch.memory leaves, "
         "and cached tokens need the rest)"
     )
     assert (said.levelname, "matrix products are slow" in said.message) == (("INFO", False) if served else ("WARNING", True))
