@@ -35,7 +35,7 @@ OVERLAP, HOST_MS, BETWEEN_MS = 1.05, 3.0, 0.3  # bars of the figures, for networ
 
 def main() -> None:
     """Prints both, with one step ahead and without."""
-    os.environ |= {"MLX_BULK_CPU": "generic", "OPENBLAS_NUM_THREADS": "1"}  # before mlx is imported
+    os.environ |= {"MLX_BULK_CPU": "generic", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # before mlx is imported
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=208)
     parser.add_argument("--rounds", type=int, default=3)

@@ -1,6 +1,6 @@
 """Decides when waiting rows join the batch that decodes, how many of them, and when rows that have ended leave it.
 
-The engine follows these rules, and the forecast of its work does too.
+The engine follows these rules, and the forecast of its work those of joining: for it a row that has ended leaves at once.
 """
 
 from collections.abc import Iterable
