@@ -13,6 +13,7 @@ program ends with 1. The last line is JSON.
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -112,8 +113,10 @@ def main() -> None:
     if args.peer:
         serve(partial(build, args.peer, args.folder))
         return
-    if args.tier:
+    if args.tier and os.environ.get(tiers.VARIABLE) != args.tier:  # this process has opened its BLAS, which the last line names
         os.environ[tiers.VARIABLE] = args.tier
+        os.environ |= tiers.variables()
+        os.execv(sys.executable, [sys.executable, *sys.argv])
     asked = texts(args.data, args.prompts, VOCABULARY)
     found: dict[str, dict[str, Any]] = {}
     for name in args.names:

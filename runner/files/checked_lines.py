@@ -21,7 +21,7 @@ _CHECK = re.compile(rb',?"check":"([0-9a-f]{16})"}$')
 def append_line(path: Path, value: dict[str, Any], durable: bool = True) -> None:
     """Appends ``value`` as one line of JSON whose last key, "check", is the checksum of the rest.
 
-    durable: it outlives a power cut, not the end of the process alone, which takes a disk some milliseconds.
+    durable: the line outlives a power cut, for which a disk takes some milliseconds. Any line outlives the process.
 
     Raises ValueError where ``value`` has a key "check" of its own or a number that JSON does not have (NaN, infinity).
     """

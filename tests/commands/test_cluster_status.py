@@ -78,21 +78,27 @@ def test_lines_of_workers_name_each_row_also_those_of_one_that_died(bench: Bench
         assert len(named) == len(ROWS)
 
 
-def test_work_of_workers_is_a_step_and_a_run_that_has_none_says_so(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    """Else a run whose workers are fine is told as stalled, and one that waits for workers as one that waits for rows."""
-    told: list[str] = []
-    monkeypatch.setattr(Activity, "doing", lambda self, what: told.append(what))
-    fleet, _ = mortal_fleet(1, 4)
-    assert run(bench, ClusterWork(lambda: fleet, ClusterConfig(workers=1, lease_seconds=0.05)), "cluster").complete
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a driver does, step by step."""
+    steps: list[str] = []
+    monkeypatch.setattr(Activity, "doing", lambda self, what: steps.append(what))
+    return steps
+
+
+def run_over(bench: Bench, workers: int, dies_with: int, settings: ClusterConfig) -> None:
+    fleet, _ = mortal_fleet(workers, dies_with)
+    assert run(bench, ClusterWork(lambda: fleet, settings), "cluster").complete
     fleet.end(True)
+
+
+def test_work_of_workers_is_a_step_and_a_run_that_has_none_says_so(bench: Bench, told: list[str]):
+    """Else a run whose workers are fine is told as stalled, and one that waits for workers as one that waits for rows."""
+    run_over(bench, 1, 4, ClusterConfig(workers=1, lease_seconds=0.05))
     assert [told.count(NO_WORKERS), told.index(NO_WORKERS) < told.index(ROWS_TO_COME)] == [2, True]
     assert told.count(ROWS_TO_COME) > 4  # one for each worker that becomes ready, and more as they work
 
 
-def test_a_run_that_needs_more_workers_says_how_many_are_there(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    told: list[str] = []
-    monkeypatch.setattr(Activity, "doing", lambda self, what: told.append(what))
-    fleet, _ = mortal_fleet(2, 99)
-    assert run(bench, ClusterWork(lambda: fleet, ClusterConfig(workers=2, min_workers=2)), "cluster").complete
-    fleet.end(True)
+def test_a_run_that_needs_more_workers_says_how_many_are_there(bench: Bench, told: list[str]):
+    run_over(bench, 2, 99, ClusterConfig(workers=2, min_workers=2))
     assert told.index(f"{NO_WORKERS}: 1 of 2 are ready") < told.index(ROWS_TO_COME)
