@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from . import cuda_cache
-from .cpu.blas_library import blas_threads, config_of, core_of, limit_threads, why_slow
+from .cpu.blas_library import blas_threads, config_of, core_of, limit_threads, set_threads, why_slow
 from .cpu.cores import usable_cores
 from .cpu.numpy_blas import open_adapted, wheel_library
 from .cpu.vector_units import VARIABLE, UnknownUnits, compiler_options, generic, heeds, limit_blas
@@ -61,6 +61,8 @@ class Blas:
 
 _blas: Blas | None = None
 _library: ctypes.CDLL | None = None  # the BLAS, while it is ours to ask
+_threads: int | None = None  # of products, once someone has asked
+_blas_multiplies = False  # for some model of this process
 
 
 def prepare() -> Blas:
@@ -129,8 +131,21 @@ def _mkl_paths() -> list[str]:
 
 
 def threads() -> int:
-    """Counts the threads of matrix products: as many as the BLAS is set to, else one for each core that may be used."""
-    return blas_threads(_library) or usable_cores()
+    """Counts the threads of matrix products: as many as the BLAS was set to when it was first asked, else one for each usable core."""
+    global _threads
+    _threads = _threads or blas_threads(_library) or usable_cores()
+    return _threads
+
+
+def share_cores(kernels_multiply: bool) -> None:
+    """Leaves the BLAS one thread where our kernels compute a model's products: its other threads wait awake, and take their cores.
+
+    Once a process has a model whose products the BLAS computes, it has all its threads again.
+    """
+    global _blas_multiplies
+    count, _blas_multiplies = threads(), _blas_multiplies or not kernels_multiply
+    if _library is not None:
+        set_threads(_library, count if _blas_multiplies else 1)
 
 
 def product_build() -> str:

@@ -19,13 +19,14 @@ from .quantized import Matrix, QuantizedWeight
 class Product:
     """Logits [N, V] not computed yet: x [N, K] weightᵀ + bias, with weight [V, K] and bias [V] or None.
 
-    cap: they are cap · tanh(logit / cap) of that (Gemma 2), 0 for none.
+    cap: they are cap · tanh(logit / cap) of that (Gemma 2), 0 for none. packing: ``linear.packed`` of weight and bias, or None.
     """
 
     x: mx.array
     weight: Matrix
     bias: mx.array | None = None
     cap: float = 0.0
+    packing: NDArray[np.float32] | None = None
 
     def logits(self) -> mx.array:
         """Computes them by mlx's operations."""
@@ -61,7 +62,7 @@ def on_cpu(product: Product, counts: NDArray[np.intp], targets: NDArray[np.int32
     if isinstance(weight, QuantizedWeight):
         native.library().quantized_product_sums(x, *weight.arrays, *rest, weight.bits)
     else:
-        native.library().product_sums(x, weight, *rest)
+        native.library().product_sums(x, weight, *rest, None if product.packing is None else product.packing.ctypes.data)
     with np.errstate(invalid="ignore", divide="ignore"):  # a row of NaN or of -inf comes out as NaN, and is quarantined
         values = logits - np.repeat(sums.peak, counts) - np.repeat(np.log(sums.total), counts)
         return Scores(values, greedy=np.repeat(sums.best, counts) == targets if greedy else None)

@@ -44,10 +44,12 @@ def suits(x: mx.array, weight: Matrix, indices: mx.array, bias: mx.array | None 
     return broad and indices.size > 0 and weight.size > 0 and linear.takes_arrays(*([x] if weight.dtype in HALF else [x, weight]))
 
 
-def on_cpu(x: mx.array, weight: Matrix, indices: mx.array, bias: mx.array | None = None) -> mx.array:
-    """Computes ``reference`` now, by the library, or by NumPy where there is none.
+def on_cpu(
+    x: mx.array, weight: Matrix, indices: mx.array, bias: mx.array | None = None, packing: NDArray[np.float32] | None = None
+) -> mx.array:
+    """Computes ``reference`` now, by the library, or by NumPy where there is none. packing: ``linear.packed`` of the same weight and bias.
 
-    By the library a row's bits do not depend on the other rows, only on the number of indices.
+    By the library a row's bits do not depend on the other rows, only on the number of indices. A packed weight gives the same bits.
 
     Raises Traced, and IndexError for an expert that is not there.
     """
@@ -65,7 +67,8 @@ def on_cpu(x: mx.array, weight: Matrix, indices: mx.array, bias: mx.array | None
     if isinstance(weight, QuantizedWeight):
         native.library().quantized_grouped(x, *weight.arrays, native.maybe(bias), sources, places, ends, out, weight.bits)
     elif weight.dtype == mx.float32 and native.library() is not None:
-        native.library().grouped(x, weight, native.maybe(bias), sources, places, ends, out)
+        address = None if packing is None else packing.ctypes.data
+        native.library().grouped(x, weight, native.maybe(bias), sources, places, ends, out, address)
     else:
         _by_experts(x, weight, bias, sources, places, ends, out)
     return out
@@ -94,4 +97,4 @@ def _by_experts(
                 made[places[first:end]] = product if own_bias is None else product + native.view(own_bias)
         else:  # the library chooses its way by the number of all products, so it is given all, this expert's first
             turned = np.roll(sources, -first), np.roll(places, -first)
-            native.library().grouped(x, own, native.maybe(own_bias), *turned, np.array([end - first]), out)
+            native.library().grouped(x, own, native.maybe(own_bias), *turned, np.array([end - first]), out, None)

@@ -6,8 +6,9 @@ multiplies in tiles (``matmul_amx.h``). A BLAS has threads of its own, and these
 Where neither a library nor a fast BLAS for mlx is to be had (no g++), NumPy multiplies.
 """
 
+import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import mlx.core as mx
 import numpy as np
@@ -27,12 +28,16 @@ def reference(x: mx.array, weight: Matrix, bias: mx.array | None = None) -> mx.a
 
 
 def packed(weight: mx.array, bias: mx.array | None = None) -> NDArray[np.float32]:
-    """Returns a weight [N, K] and its bias in the order of ``matmul_packed.h``, for the library. Raises Traced."""
-    n, depth = weight.shape
-    weight, bias = native.dense(weight), None if bias is None else native.dense(bias)
-    out = np.empty(native.library().packed_size(n, depth), np.float32)
-    address = None if bias is None else native.view(bias).ctypes.data
-    native.library().pack_weight(native.view(weight).ctypes.data, address, n, depth, out.ctypes.data)
+    """Returns a weight [N, K] and its bias [N] in the order of ``matmul_packed.h``, for the library, as [1, numbers].
+
+    Of experts' weights [E, N, K] and biases [E, N] each is packed alone: [E, numbers]. Raises Traced.
+    """
+    n, depth = weight.shape[-2:]
+    weights = native.view(native.dense(weight)).reshape(-1, n, depth)
+    biases = [None] * len(weights) if bias is None else list(native.view(native.dense(bias)).reshape(-1, n))
+    out = np.empty((len(weights), native.library().packed_size(n, depth)), np.float32)
+    for one, own_bias, to in zip(weights, biases, out, strict=True):
+        native.library().pack_weight(one.ctypes.data, None if own_bias is None else own_bias.ctypes.data, n, depth, to.ctypes.data)
     return out
 
 
@@ -53,15 +58,17 @@ def packed_once(held: PackedWeight | None, weight: mx.array, bias: mx.array | No
     return held if held is not None and held.of.hold(arrays) else PackedWeight(native.Places(arrays), packed(weight, bias))
 
 
-def packs(weight: Matrix) -> bool:
+def packs(weight: Matrix) -> TypeGuard[mx.array]:
     """Returns True when products of many rows may take ``packed(weight)``. Tiles have their own order, and whole vectors are written."""
-    whole = isinstance(weight, mx.array) and weight.dtype == mx.float32 and weight.shape[0] % OUTPUTS == 0
-    return whole and native.library() is not None and not native.tiles()
+    if not isinstance(weight, mx.array) or weight.dtype != mx.float32 or not weight.size or weight.ndim not in (2, 3):
+        return False
+    return weight.shape[-2] % OUTPUTS == 0 and native.library() is not None and not native.tiles()
 
 
 def bytes_packed(weight: Matrix) -> int:
     """Returns the bytes of ``packed(weight)``; 0 where products cannot take it."""
-    return FLOAT * int(native.library().packed_size(*weight.shape)) if packs(weight) else 0
+    *experts, n, depth = weight.shape
+    return FLOAT * math.prod(experts) * int(native.library().packed_size(n, depth)) if packs(weight) else 0
 
 
 def numpy_serves() -> bool:

@@ -49,7 +49,7 @@ _ARRAY, _MAYBE, _FLOAT, _INT = ctypes.py_object, ctypes.c_void_p, ctypes.c_float
 _ENTRIES: dict[str, list[Any]] = {
     "linear": [_ARRAY, _ARRAY, _MAYBE, _ARRAY, _MAYBE],
     "quantized_linear": [*[_ARRAY] * 4, _MAYBE, _ARRAY, _INT],
-    "grouped": [_ARRAY, _ARRAY, _MAYBE, *[_ARRAY] * 4],
+    "grouped": [_ARRAY, _ARRAY, _MAYBE, *[_ARRAY] * 4, _MAYBE],
     "quantized_grouped": [*[_ARRAY] * 4, _MAYBE, *[_ARRAY] * 4, _INT],
     "attention": [_ARRAY, _ARRAY, _ARRAY, _MAYBE, _MAYBE, _ARRAY, _FLOAT, _FLOAT, _INT],
     "rotate": [_ARRAY, _ARRAY, _ARRAY, _ARRAY, _FLOAT, _INT],
@@ -66,7 +66,7 @@ _ENTRIES: dict[str, list[Any]] = {
     "short_convolution": [_ARRAY, _ARRAY, _MAYBE, _ARRAY],
     "softmax_sums": [*[_ARRAY] * 4, _MAYBE, _MAYBE],
     "draw": [*[_ARRAY] * 10, *[_MAYBE] * 3],
-    "product_sums": [_ARRAY, _ARRAY, _MAYBE, *[_ARRAY] * 6, _FLOAT],
+    "product_sums": [_ARRAY, _ARRAY, _MAYBE, *[_ARRAY] * 6, _FLOAT, _MAYBE],
     "quantized_product_sums": [*[_ARRAY] * 4, _MAYBE, *[_ARRAY] * 6, _FLOAT, _INT],
     "block": [ctypes.c_void_p],
     "blocks": [ctypes.c_void_p, ctypes.c_int64],

@@ -6,7 +6,7 @@ the arrays of a block and of its cache, not where they come from.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 import mlx.core as mx
@@ -127,8 +127,8 @@ class Block:
     width: int  # of a head
     call: "_Call"  # with what all calls of the block share
 
-    def __init__(self, weights: Weights, constants: Constants, packs: bool = False):
-        """packs: the weights are held packed too, for calls of many rows. Raises Traced."""
+    def __init__(self, weights: Weights, constants: Constants, packed: Mapping[str, NDArray[np.float32] | None] | None = None):
+        """packed: projections that are held packed too, with their biases, for calls of many rows (``linear.packed``). Raises Traced."""
         arrays = {field.name: getattr(weights, field.name) for field in fields(Weights)}
         self._views = {name: native.view(native.dense(array)) for name, array in arrays.items() if isinstance(array, mx.array)}
         self.call = _Call(**{name: view.ctypes.data for name, view in self._views.items()})
@@ -139,10 +139,8 @@ class Block:
             (QuantizedPlace * count)(*(QuantizedPlace.of(quantized[name]) if name in quantized else none for name in _PROJECTIONS)),
         )
         self.call.quantized = ctypes.addressof(self._quantized[1])
-        packed = {
-            name: linear.packed(arrays[name], arrays[f"{name}_bias"]) for name in _PROJECTIONS if packs and linear.packs(arrays[name])
-        }
-        self._packed = (packed, (ctypes.c_void_p * count)(*(packed[name].ctypes.data if name in packed else None for name in _PROJECTIONS)))
+        held = [None if packed is None else packed.get(name) for name in _PROJECTIONS]
+        self._packed = held, (ctypes.c_void_p * count)(*(None if each is None else each.ctypes.data for each in held))
         self.call.packed = ctypes.addressof(self._packed[1])
         call, c = self.call, constants
         self.d, self.width, self.heads, self.kv = weights.q.shape[1], c.width, weights.q.shape[0] // c.width, weights.k.shape[0] // c.width

@@ -40,6 +40,11 @@ def limit_threads(library: ctypes.CDLL) -> None:
         _call(_SETS, library, cores)
 
 
+def set_threads(library: ctypes.CDLL, count: int) -> None:
+    """Gives a BLAS so many threads, those that wait included."""
+    _call(_SETS, library, count)
+
+
 def why_slow(library: ctypes.CDLL) -> str | None:
     """Tells why an OpenBLAS is slower than that of NumPy's wheel would be; None where nothing speaks for it.
 

@@ -22,27 +22,31 @@ struct Score {
   int32_t* best;
   float *peak, *total;
   float cap = 0;
+  const float* packed = nullptr;  // see `Target`
 
   void run() const {
     auto of = [&](long row, float*) { return x + row * depth; };
 #if TILES
     if (tiles_allowed() && !quantized)
       return each_packed(m, depth, of, [&](const uint16_t* packed, long row, long rows) {
-        gather(row, rows, [&](long part, Part* to) { columns_in_tiles(packed, row, rows, part, to); });
+        gather(row, rows, 1, [&](long part, Part* to) { columns_in_tiles(packed, row, rows, part, to); });
       });
 #endif
     each_gathered(m, depth, of, [&](const float* gathered, long row, long rows) {
-      gather(row, rows, [&](long part, Part* to) { columns(gathered, row, rows, part, to); });
+      gather(row, rows, SPAN, [&](long span, Part* to) { columns(gathered, row, rows, span, to); });
     });
   }
 
  private:
-  // Writes the results of some rows. f(part, to) computes one part of the columns of each, to [rows].
+  static constexpr long SPAN = 3;  // parts of the columns that a task computes: they begin and end with a panel
+  static_assert(SPAN * Part::SIZE % PANEL == 0);
+
+  // Writes the results of some rows. f(i, to) computes task i's parts of the columns, `span` or at the end fewer, to [parts, rows].
   template <typename F>
-  void gather(long row, long rows, F f) const {
+  void gather(long row, long rows, long span, F f) const {
     long count = (n + Part::SIZE - 1) / Part::SIZE;
     std::vector<Part> parts(rows * count);
-    pool::run(count, [&](long part) { f(part, parts.data() + part * rows); });
+    pool::run((count + span - 1) / span, [&](long i) { f(i, parts.data() + i * span * rows); });
     pool::run(rows, [&](long i) {
       Part found = whole_of(parts.data() + i, count, rows);
       best[row + i] = found.best, peak[row + i] = found.peak, total[row + i] = found.sum;
@@ -60,16 +64,15 @@ struct Score {
     return part_of(made, from);
   }
 
-  // Computes one part of the columns, for some rows, in vectors.
-  void columns(const float* gathered, long row, long rows, long part, Part* to) const {
-    long from = part * Part::SIZE, end = std::min(n, from + Part::SIZE);
-    float* made = spare(MADE, rows * Part::SIZE);
-    for (long i = 0; end < from + Part::SIZE && i < rows; i++) std::fill_n(made + i * Part::SIZE, Part::SIZE, -INFINITE);
-    Quantized some = quantized ? quantized->from(from) : Quantized{};
-    Target target{quantized ? nullptr : w + from * depth, end - from,          made,
-                  Part::SIZE,                             bias ? bias + from : nullptr, nullptr, quantized ? &some : nullptr};
-    columns_in_vectors(rows, gathered, depth, target, 0, end - from, made, Part::SIZE, m <= FEW_ROWS);
-    for (long i = 0; i < rows; i++) to[i] = taken(made + i * Part::SIZE, row + i, from, end);
+  // Computes one span of the columns, for some rows, in vectors.
+  void columns(const float* gathered, long row, long rows, long span, Part* to) const {
+    constexpr long WIDTH = SPAN * Part::SIZE;
+    long begin = span * WIDTH, end = std::min(n, begin + WIDTH);
+    float* made = spare(MADE, rows * WIDTH);
+    for (long i = 0; end < begin + WIDTH && i < rows; i++) std::fill_n(made + i * WIDTH, WIDTH, -INFINITE);
+    columns_in_vectors(rows, gathered, depth, {w, n, made, WIDTH, bias, nullptr, quantized, packed}, begin, end, made, WIDTH, m <= FEW_ROWS);
+    for (long from = begin; from < end; from += Part::SIZE, to += rows)
+      for (long i = 0; i < rows; i++) to[i] = taken(made + i * WIDTH + from - begin, row + i, from, std::min(end, from + Part::SIZE));
   }
 
 #if TILES

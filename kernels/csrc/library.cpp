@@ -102,14 +102,19 @@ int quantized_linear(PyObject* x, PyObject* words, PyObject* scales, PyObject* b
 }
 
 // x [R, K], weight [E, N, K], bias [E, N] or null -> out [P, N]. Product i multiplies row sources[i] with one expert's weight and goes to row
-// places[i] of out; sources, places [P] and ends [E] are int64. Expert e has the products ends[e - 1] ... ends[e] - 1.
-int grouped(PyObject* x, PyObject* weight, PyObject* bias, PyObject* sources, PyObject* places, PyObject* ends, PyObject* out) try {
+// places[i] of out; sources, places [P] and ends [E] are int64. Expert e has the products ends[e - 1] ... ends[e] - 1. packed: each expert's
+// weight, see Target, or null.
+int grouped(PyObject* x, PyObject* weight, PyObject* bias, PyObject* sources, PyObject* places, PyObject* ends, PyObject* out,
+            const float* packed) try {
   Arrays arrays({x, weight, sources, places, ends, out, bias});
   if (!arrays.held) return -1;
   long n = arrays.size(1, 1), k = arrays.size(1, 2);
   Groups{arrays.data(0), arrays.data(5), arrays.data(6), arrays.data<int64_t>(2), arrays.data<int64_t>(3), arrays.data<int64_t>(4),
          arrays.size(1, 0), n, k, arrays.elements(2)}
-      .run([&](long e, Target& target) { target.w = arrays.data(1) + e * n * k; });
+      .run([&](long e, Target& target) {
+        target.w = arrays.data(1) + e * n * k;
+        target.packed = packed ? packed + e * Packed::size(n, k) : nullptr;
+      });
   return 0;
 } catch (...) {
   return -2;
@@ -131,13 +136,14 @@ int quantized_grouped(PyObject* x, PyObject* words, PyObject* scales, PyObject* 
 }
 
 // softmax_sums of logits x [N, K] weightᵀ + bias, capped where `cap` is not 0, which are never stored as a whole; weight [V, K], bias [V] or null.
-// `at` [M] takes the logits of the columns `ids` [M] int32; row i's are at first[i] ... first[i + 1] - 1, `first` [N + 1] int64.
+// `at` [M] takes the logits of the columns `ids` [M] int32; row i's are at first[i] ... first[i + 1] - 1, `first` [N + 1] int64. packed: see
+// Target.
 int product_sums(PyObject* x, PyObject* weight, PyObject* bias, PyObject* first, PyObject* ids, PyObject* at, PyObject* best,
-                 PyObject* peak, PyObject* total, float cap) try {
+                 PyObject* peak, PyObject* total, float cap, const float* packed) try {
   Arrays arrays({x, weight, first, ids, at, best, peak, total, bias});
   if (!arrays.held) return -1;
   Score{arrays.data(1), nullptr, arrays.data(0), arrays.data(8), arrays.size(0, 0), arrays.size(1, 0), arrays.size(1, 1), arrays.data<int64_t>(2),
-        arrays.data<int32_t>(3), arrays.data(4), arrays.data<int32_t>(5), arrays.data(6), arrays.data(7), cap}.run();
+        arrays.data<int32_t>(3), arrays.data(4), arrays.data<int32_t>(5), arrays.data(6), arrays.data(7), cap, packed}.run();
   return 0;
 } catch (...) {
   return -2;

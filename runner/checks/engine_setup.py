@@ -4,6 +4,7 @@ Knows the device and the model, nothing of datasets or files.
 """
 
 import logging
+import math
 import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,12 +21,14 @@ from ..core.kv_quantization import KVQuantization
 from ..core.logprob_options import LogprobOptions
 from ..engine.prefix_disk_cache import PrefixCache
 from ..engine.setup import Setup
+from ..layers.kernel_injection import leaves_pads_out
 from ..layers.mended_layers import experts_workspace
-from ..layers.sectioned_rope import has_positions
+from ..layers.rope_layers import has_positions
 from ..models.checkpoint import checkpoint_fingerprints
 from ..models.device_memory import kv_bytes
 from ..models.loader import LanguageModel
 from ..scheduler.limits import Limits, least_limits
+from ..scheduler.prefix_tree import CALL_TOKENS
 from ..vision.features import share_image_memory
 from .capabilities import capabilities_of, code_digest
 from .checked_model import CheckedModel, log_mode, model_note, warn_of_chunks
@@ -168,7 +171,16 @@ def _limits(config: BatchConfig, models: Sequence[CheckedModel], beside: int) ->
     room = kv_bytes(config.memory, weights, workspace, features)
     ways = {mode.way for mode in modes}
     token_bytes, row_bytes = sum(mode.token_bytes for mode in modes), sum(mode.row_bytes for mode in modes)
-    return Limits(1 if "alone" in ways else rows, tokens, room, token_bytes, row_bytes, equal_lengths=not ways <= set(PADDED))
+    costly = device == "cpu" and not all(leaves_pads_out(each.model.network) for each in models)
+    return Limits(
+        1 if "alone" in ways else rows,
+        tokens,
+        room,
+        token_bytes,
+        row_bytes,
+        equal_lengths=not ways <= set(PADDED),
+        pads=CALL_TOKENS if costly else math.inf,
+    )
 
 
 def _require_independent_rows(models: Sequence[CheckedModel], limits: Limits, kv: KVQuantization | None) -> None:

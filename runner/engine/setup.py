@@ -12,7 +12,7 @@ from ..core.kv_quantization import KVQuantization
 from ..core.logprob_options import LogprobOptions
 from ..layers.lm_head import Head
 from ..layers.network import Network
-from ..layers.sectioned_rope import has_positions
+from ..layers.rope_layers import has_positions
 from ..models.adapters import Adapters
 from ..ranks.ranks import ALONE, Ranks
 from ..scheduler.limits import Limits

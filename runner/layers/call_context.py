@@ -67,7 +67,8 @@ class CallContext:
     ``whole_blocks``: a decoder block is one kernel call; else its layers compute one by one, as in an adapted block.
     ``pictures``: the features that stand in the call's tokens; None where there are no pictures.
     ``used``: names of the kernels that have computed something since it was cleared.
-    ``packs``: blocks, and layers that make logits, hold their weights packed too.
+    ``packs``: projections, experts' too, hold their weights packed too.
+    ``vocabulary``: ids of the largest embedding. A projection with as many outputs makes logits.
     ``positions``: of the call's tokens, for a network whose rows can hold pictures. None: the caches know them.
     """
 
@@ -79,6 +80,7 @@ class CallContext:
     used: set[str] = field(default_factory=set[str])
     positions: CallPositions | None = None
     packs: bool = False
+    vocabulary: int = 0
 
     def __deepcopy__(self, memo: Any) -> "CallContext":
         """A copied network has calls of its own."""

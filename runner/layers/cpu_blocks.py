@@ -26,8 +26,8 @@ from ...kernels.quantized import suits as suits_quantized
 from ..caches.cache_stand_ins import BothWays, PrefixView
 from ..caches.ragged_kv_cache import RaggedKVCache
 from .call_context import BUILT, CallContext, context_of
-from .cpu_layers import FastLinear, FastLlama3RoPE, FastQuantizedLinear, FastRMSNorm, FastRoPE, run_kernel
-from .sectioned_rope import FastSectionedRope
+from .cpu_layers import FastLinear, FastQuantizedLinear, FastRMSNorm, packing_of, run_kernel
+from .rope_layers import FastLlama3RoPE, FastRoPE, FastSectionedRope
 
 DECODER_BLOCKS: tuple[type, ...] = (llama.TransformerBlock, qwen2.TransformerBlock, qwen3.TransformerBlock)
 PROJECTIONS = {"q": "self_attn", "k": "self_attn", "v": "self_attn", "o": "self_attn", "gate": "mlp", "up": "mlp", "down": "mlp"}
@@ -144,8 +144,11 @@ def _build(layer: Any, weights: dict[str, Any]) -> Block | None:
     eps = {"eps": layer["input_layernorm"].eps, "second_eps": layer["post_attention_layernorm"].eps}
     if "q_norm" in weights:
         eps |= {"q_eps": attn["q_norm"].eps, "k_eps": attn["k_norm"].eps}
+    packed = {
+        name: packing_of(layer[parent][f"{name}_proj"], weights[name], weights.get(f"{name}_bias")) for name, parent in PROJECTIONS.items()
+    }
     constants = Constants(width=width, scale=attn.scale, position_scale=scale, neighbours=rope.traditional, **eps)
-    return Block(Weights(**weights, frequencies=frequencies), constants, context_of(layer).packs)
+    return Block(Weights(**weights, frequencies=frequencies), constants, packed)
 
 
 def _suits(block: Block, x: mx.array, mask: attention.Mask, cache: KVCache | PrefixView | None) -> bool:

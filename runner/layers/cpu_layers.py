@@ -1,4 +1,4 @@
-"""mlx's projections, norms and rotations with our CPU kernels, as classes derived from mlx's own.
+"""mlx's projections, norms and activations with our CPU kernels, as classes derived from mlx's own.
 
 A layer of such a class computes its output when it is called, where mlx would only build a lazy graph. In training, and for inputs
 that the kernels are not made for, it does what its base class does.
@@ -8,19 +8,19 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import mlx.core as mx
+import numpy as np
 from mlx import nn
 from mlx_lm.models.activations import SwigluOAI
-from mlx_lm.models.rope_utils import Llama3RoPE
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
+from numpy.typing import NDArray
 
-from ...kernels import attention, elementwise, grouped_linear, linear, native, rope
+from ...kernels import attention, elementwise, grouped_linear, linear, native
 from ...kernels.fused_logprobs import Product
 from ...kernels.quantized import Matrix, QuantizedWeight
 from .call_context import BUILT, CallContext, ListedProduct
 from .mended_layers import CappedAttention, ScaledEmbedding, ScaledQuantizedEmbedding
 
 Made = TypeVar("Made")
-VOCABULARY = 8192  # outputs: a projection with so many makes logits, which may stay unread
 
 
 def run_kernel(used: set[str], name: str, fast: Callable[[], Made], original: Callable[[], Made]) -> Made:
@@ -33,26 +33,32 @@ def run_kernel(used: set[str], name: str, fast: Callable[[], Made], original: Ca
     return result
 
 
-def _listed(context: CallContext, array: mx.array, x: mx.array, weight: Matrix, bias: mx.array | None = None) -> mx.array:
+def _listed(layer: Any, array: mx.array, x: mx.array, weight: Matrix, bias: mx.array | None = None) -> mx.array:
     """Returns the lazy ``array`` itself; adds its product to the call's list, if it keeps one."""
-    if context.listed is not None:
-        context.listed.append(ListedProduct(array, Product(x, weight, bias)))
+    listed = layer._context.listed
+    if listed is not None:
+        listed.append(ListedProduct(array, Product(x, weight, bias, packing=packing_of(layer, weight, bias))))
     return array
 
 
 def _computes(context: CallContext, x: mx.array, weight: Matrix, bias: mx.array | None = None) -> bool:
-    """Returns True when the kernel computes a product now."""
-    read = weight.shape[0] < VOCABULARY or context.reads_logits
+    """Returns True when the kernel computes a product now. Logits may stay unread."""
+    read = weight.shape[0] != context.vocabulary or context.reads_logits
     return context.listed is None and read and linear.suits(x, weight, bias)
 
 
-def _times(layer: Any, x: mx.array, weight: mx.array, bias: mx.array | None = None) -> mx.array:
-    """Computes a layer's product now, with its weight packed where it makes logits and its network packs."""
-    if not layer._context.packs or weight.shape[0] < VOCABULARY or not linear.packs(weight):
-        return linear.on_cpu(x, weight, bias)
+def packing_of(layer: Any, weight: Matrix, bias: mx.array | None = None) -> NDArray[np.float32] | None:
+    """Returns a layer's weight and bias packed, which the layer holds from then on; None where it is not to hold them. Raises Traced."""
+    if not layer._context.packs or not linear.packs(weight):
+        return None
     held = linear.packed_once(layer.__dict__.get(BUILT), weight, bias)
     object.__setattr__(layer, BUILT, held)  # not among the layer's parameters
-    return linear.on_cpu(x, weight, bias, held.packed)
+    return held.packed
+
+
+def _times(layer: Any, x: mx.array, weight: mx.array, bias: mx.array | None = None) -> mx.array:
+    """Computes a layer's product now."""
+    return linear.on_cpu(x, weight, bias, packing_of(layer, weight, bias))
 
 
 class FastLinear(nn.Linear):
@@ -64,7 +70,7 @@ class FastLinear(nn.Linear):
         """x [..., K] -> [..., N]."""
         weight, bias = self["weight"], self.get("bias")
         if self.training or not _computes(self._context, x, weight, bias):
-            return _listed(self._context, super().__call__(x), x, weight, bias)
+            return _listed(self, super().__call__(x), x, weight, bias)
         return run_kernel(self._context.used, "linear", lambda: _times(self, x, weight, bias), lambda: super(FastLinear, self).__call__(x))
 
 
@@ -81,7 +87,7 @@ class FastSwitchLinear(SwitchLinear):
         return run_kernel(
             self._context.used,
             "experts",
-            lambda: grouped_linear.on_cpu(x, weight, indices, bias),
+            lambda: grouped_linear.on_cpu(x, weight, indices, bias, packing_of(self, weight, bias)),
             lambda: super(FastSwitchLinear, self).__call__(x, indices, sorted_indices),
         )
 
@@ -95,7 +101,7 @@ class FastEmbedding(nn.Embedding):
         """x [..., K] -> [..., V]."""
         weight = self["weight"]
         if self.training or not _computes(self._context, x, weight):
-            return _listed(self._context, super().as_linear(x), x, weight)
+            return _listed(self, super().as_linear(x), x, weight)
         return run_kernel(self._context.used, "linear", lambda: _times(self, x, weight), lambda: super(FastEmbedding, self).as_linear(x))
 
 
@@ -110,7 +116,7 @@ class FastQuantizedLinear(nn.QuantizedLinear):
         if self.training or weight is None:
             return super().__call__(x)
         if not _computes(self._context, x, weight, bias):
-            return _listed(self._context, super().__call__(x), x, weight, bias)
+            return _listed(self, super().__call__(x), x, weight, bias)
         fast = linear.on_cpu
         return run_kernel(self._context.used, "linear", lambda: fast(x, weight, bias), lambda: super(FastQuantizedLinear, self).__call__(x))
 
@@ -126,7 +132,7 @@ class FastQuantizedEmbedding(nn.QuantizedEmbedding):
         if self.training or weight is None:
             return super().as_linear(x)
         if not _computes(self._context, x, weight):
-            return _listed(self._context, super().as_linear(x), x, weight)
+            return _listed(self, super().as_linear(x), x, weight)
         fast = linear.on_cpu
         return run_kernel(self._context.used, "linear", lambda: fast(x, weight), lambda: super(FastQuantizedEmbedding, self).as_linear(x))
 
@@ -258,43 +264,3 @@ class FastSwigluOAI(SwigluOAI):
             lambda: elementwise.clamped_swiglu_on_cpu(gate, x, self._alpha, self._limit),
             lambda: super(FastSwigluOAI, self).__call__(x, gate),
         )
-
-
-class FastRoPE(nn.RoPE):
-    """``nn.RoPE`` with a kernel that computes the angles of a step once."""
-
-    _context: CallContext
-
-    def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
-        """x [B, H, T, D] -> the same shape."""
-        if self.training or not rope.suits(x, self.dims, offset):
-            return super().__call__(x, offset)  # pyright: ignore[reportArgumentType]
-        return run_kernel(
-            self._context.used,
-            "rotation",
-            lambda: rope.on_cpu(x, rope.frequencies(self.dims, self.base), offset, self.scale, self.traditional),
-            lambda: super(FastRoPE, self).__call__(x, offset),  # pyright: ignore[reportArgumentType]
-        )
-
-
-class FastLlama3RoPE(Llama3RoPE):
-    """mlx-lm's ``Llama3RoPE`` with the same kernel."""
-
-    _context: CallContext
-
-    def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
-        """x [B, H, T, D] -> the same shape."""
-        if self.training or not rope.suits(x, 2 * len(self._freqs), offset):
-            return super().__call__(x, offset)  # pyright: ignore[reportArgumentType]
-        return run_kernel(
-            self._context.used,
-            "rotation",
-            lambda: rope.on_cpu(x, self.inverse(), offset, 1.0, self.traditional),
-            lambda: super(FastLlama3RoPE, self).__call__(x, offset),  # pyright: ignore[reportArgumentType]
-        )
-
-    def inverse(self) -> mx.array:
-        """Returns radians per position; ``_freqs`` are positions per radian."""
-        if "_inverse" not in self.__dict__:
-            object.__setattr__(self, "_inverse", native.dense(mx.reciprocal(self._freqs)))  # not among the module's parameters
-        return self.__dict__["_inverse"]

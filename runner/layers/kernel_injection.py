@@ -23,14 +23,15 @@ from mlx_lm.models import activations as mlx_activations
 from mlx_lm.models import base, gear
 from mlx_lm.models import gated_delta as mlx_gated_delta
 from mlx_lm.models import ssm as mlx_ssm
+from mlx_lm.models.switch_layers import SwitchLinear
 from mlx_lm.utils import get_total_parameters
 from numpy.typing import NDArray
 
 from ...kernels import attention, elementwise, linear, native
 from ..core.errors import first_line
 from .call_context import context_of
-from .cpu_blocks import DECODER_BLOCKS, PROJECTIONS
-from .cpu_layers import VOCABULARY, run_kernel
+from .cpu_blocks import DECODER_BLOCKS
+from .cpu_layers import run_kernel
 from .cpu_recurrent import fast_gated_delta, fast_state_space
 from .kv_cache import make_caches
 from .layer_patching import patch_layers, patch_quantized_layers, unpatch_layers
@@ -93,6 +94,7 @@ _ORIGINALS: list[Any] = [
     base.scaled_dot_product_attention,
     CAPPED,
     mlx_activations.swiglu,
+    mlx_activations.precise_swiglu,
     nn,
     mlx_ssm.ssm_update,
     mlx_gated_delta.gated_delta_update,
@@ -101,6 +103,7 @@ _OURS: list[Any] = [
     _attention,
     _capped_attention,
     _elementwise("swiglu", mlx_activations.swiglu, elementwise.swiglu_on_cpu),
+    _elementwise("swiglu", mlx_activations.precise_swiglu, lambda _, gate, x: elementwise.swiglu_on_cpu(gate, x)),
     _fast_nn(),
     fast_state_space(functions_used),
     fast_gated_delta(functions_used),
@@ -144,19 +147,26 @@ def substitute(network: Any, vocabulary: int, window: int | None, packs: bool = 
 
 
 def packing_bytes(network: Any, memory: int) -> int:
-    """Returns the bytes of weights that blocks and head would hold packed; 0 where that has no use or no room.
+    """Returns the bytes of weights that a network's projections and head would hold packed; 0 where that has no use or no room.
 
     memory: the bytes that the model, its caches and its workspace may take.
     """
     if native.library() is None:
         return 0
-    blocks: list[Any] = [layer for layer in network.modules() if isinstance(layer, DECODER_BLOCKS)]
-    parts = [layer[parent].get(f"{name}_proj") for layer in blocks for name, parent in PROJECTIONS.items()]
-    wide = [layer for layer in network.modules() if isinstance(layer, nn.Linear | nn.Embedding) and layer.weight.shape[0] >= VOCABULARY]
-    heads = [layer for layer in wide if isinstance(layer, nn.Linear)] or wide  # the embedding, where it is the head too
-    need = sum(linear.bytes_packed(part.weight) for part in [*parts, *heads] if isinstance(part, nn.Linear | nn.Embedding))
+    layers: dict[int, Any] = {id(layer): layer for layer in network.modules()}  # one layer may stand in several places
+    weights = [layer.weight for layer in layers.values() if isinstance(layer, nn.Linear | SwitchLinear)]
+    embeddings = [layer.weight for layer in layers.values() if isinstance(layer, nn.Embedding)]
+    words = max(embeddings, key=lambda weight: weight.shape[0], default=None)
+    if words is not None and not any(weight.shape[-2] == words.shape[0] for weight in weights):
+        weights.append(words)  # it is the head too
+    need = sum(linear.bytes_packed(weight) for weight in weights)
     arrays: list[Any] = list(tree_flatten(network.parameters()))
-    return need if blocks and need + sum(array.nbytes for _, array in arrays) <= SHARE * memory else 0
+    return need if need + sum(array.nbytes for _, array in arrays) <= SHARE * memory else 0
+
+
+def leaves_pads_out(network: Any) -> bool:
+    """Returns True where pads behind a row are not computed: the kernel of whole blocks serves all layers, also those of an outline."""
+    return native.library() is not None and all(isinstance(layer, DECODER_BLOCKS) for layer in getattr(network, "layers", [None]))
 
 
 def restore(network: Any) -> None:

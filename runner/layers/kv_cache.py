@@ -23,7 +23,7 @@ from ..core.kv_quantization import KVQuantization
 from ..quantized_kv.quantized_attention import install
 from ..quantized_kv.quantized_caches import BatchQuantizedKVCache, PlainQuantizedKVCache
 from .cpu_blocks import row_cache, serves
-from .sectioned_rope import has_positions
+from .rope_layers import has_positions
 
 
 class Cache(Protocol):

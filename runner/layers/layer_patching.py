@@ -11,7 +11,7 @@ from mlx_lm.models.rope_utils import Llama3RoPE
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from ...kernels import backend, native
-from .call_context import BUILT, drop_context, share_context
+from .call_context import BUILT, context_of, drop_context, share_context
 from .cpu_blocks import BLOCKS
 from .cpu_bodies import BODIES
 from .cpu_layers import (
@@ -20,12 +20,10 @@ from .cpu_layers import (
     FastGELU,
     FastLayerNorm,
     FastLinear,
-    FastLlama3RoPE,
     FastQuantizedEmbedding,
     FastQuantizedLinear,
     FastQuantizedSwitchLinear,
     FastRMSNorm,
-    FastRoPE,
     FastScaledEmbedding,
     FastScaledQuantizedEmbedding,
     FastSwigluOAI,
@@ -35,7 +33,7 @@ from .cpu_layers import (
 from .cpu_recurrent import CONVOLUTIONS
 from .deepstack import FAST_STACKED, STACKED
 from .mended_layers import CappedAttention, ScaledEmbedding, ScaledQuantizedEmbedding
-from .sectioned_rope import FastSectionedRope, SectionedRope
+from .rope_layers import FastLlama3RoPE, FastRoPE, FastSectionedRope, SectionedRope
 
 AROUND_ONE: tuple[type, ...] = (
     gear.GearRMSNorm,
@@ -86,6 +84,8 @@ def _patch(network: nn.Module, classes: dict[type, type]) -> None:
     for layer in _change(network, classes):
         layer.eval()
     share_context(network, _ours(network))
+    embeddings: list[Any] = [layer for layer in network.modules() if isinstance(layer, nn.Embedding | nn.QuantizedEmbedding)]
+    context_of(network).vocabulary = max((layer.weight.shape[0] for layer in embeddings), default=0)
 
 
 def unpatch_layers(network: nn.Module) -> None:

@@ -112,8 +112,9 @@ class _Form:
         """Returns the logits of this form of a plain product."""
         if self.scale == 1:
             return replace(product, cap=self.cap)
-        bias = None if product.bias is None else self.scale * product.bias
-        return Product(self.scale * product.x, product.weight, bias, self.cap)
+        if product.bias is None:
+            return replace(product, x=self.scale * product.x, cap=self.cap)
+        return Product(self.scale * product.x, product.weight, self.scale * product.bias, self.cap)  # the packed bias is not scaled
 
 
 class _Gate:

@@ -20,7 +20,7 @@ from ..core.images import FIRST_IMAGE_ID, ImagePart, ImageTable, PromptImage
 from .call_context import READER, ImageReader, PlacedFeatures, context_of
 from .kv_cache import Caches, make_caches, set_call_lengths
 from .lm_head import Head
-from .sectioned_rope import has_positions
+from .rope_layers import has_positions
 
 
 class Network:

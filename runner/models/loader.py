@@ -109,6 +109,7 @@ def load_model(
     # Before anything is put on: the bits by which the base is known again are those of the kernels that stay.
     packed = 0 if ranks.several or checkpoint.adapter is not None else packing_bytes(network, memory)
     substitutes = substitute(network, vocabulary, checkpoint.window, packed > 0)
+    backend.share_cores(native.library() is not None and len(substitutes) > 0 and features is None)
     adapters = Adapters(network, dtype_of(config.dtype), lambda: checkpoint_fingerprints(checkpoint)["model.weights"], opened)
     if checkpoint.adapter is not None:
         try:
@@ -119,7 +120,7 @@ def load_model(
     log_quantized(need, memory, slow=native.library() is None or _has_other_modes(network))
     arrays: list[Any] = [a for _, a in tree_flatten(network.parameters())]
     floats = {str(a.dtype).removeprefix("mlx.core.") for a in arrays if mx.issubdtype(a.dtype, mx.floating)}
-    held = _parameter_bytes(network) + _tower_bytes(features) + (packed if "block" in substitutes else 0)
+    held = _parameter_bytes(network) + _tower_bytes(features) + (packed if "linear" in substitutes or "block" in substitutes else 0)
     dtype, quantized = "/".join(sorted(floats)), has_scales(network)
     base = (network, checkpoint, vocabulary, dtype, held, substitutes, quantized, adapters)
     return LanguageModel(*base, features=features, split=split)

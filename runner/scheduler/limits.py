@@ -4,6 +4,7 @@ window, longest first:  ######## ####### ####### ##### #### #### ### # #
 one prefill:            ^^^^^^^^^^^^^^^^^^^^^^^^  rows x longest <= tokens; padding fills the rectangle
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -15,7 +16,7 @@ class Limits:
     """Limits of a batch: ``rows`` that decode at once, padded ``tokens`` of one prefill, ``kv_bytes`` of all its KV caches.
 
     A cached token costs ``token_bytes``, and each row ``row_bytes`` besides. With ``equal_lengths`` a batch takes only prompts of one
-    length, for models that can't ignore padding.
+    length, for models that can't ignore padding. ``pads``: those that a batch of passages may have, where the model computes pads too.
 
     A pooling model has no KV caches: its bytes are those of its arrays at work. Each pair of a row's tokens costs ``pair_bytes``, where
     attention keeps its scores in memory.
@@ -28,6 +29,7 @@ class Limits:
     row_bytes: float
     equal_lengths: bool = False
     pair_bytes: float = 0.0
+    pads: float = math.inf
 
     def kv(self, rows: int, longest: int) -> float:
         """Returns the bytes of ``rows`` rows in buffers as wide as the longest of them."""
@@ -59,7 +61,8 @@ class Limits:
 def least_limits(limits: Sequence[Limits]) -> Limits:
     """Returns limits that all of ``limits`` allow: those whose caches hold the fewest tokens, with the fewest rows and tokens of any."""
     least = min(limits, key=lambda each: each.kv_bytes / max(each.token_bytes, 1.0))
-    return replace(least, rows=min(each.rows for each in limits), tokens=min(each.tokens for each in limits))
+    fewest = {name: min(getattr(each, name) for each in limits) for name in ("rows", "tokens", "pads")}
+    return replace(least, **fewest)
 
 
 @dataclass(slots=True, frozen=True)

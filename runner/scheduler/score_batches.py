@@ -47,7 +47,7 @@ def segment_batches(
 ) -> list[list[Segment]]:
     """Returns which sibling segments go through the model together: first those with children, then the leaves, longest first.
 
-    ``held``: bytes of the KV caches of their parents. A batch keeps to rows, padded tokens and KV bytes; one segment that exceeds the
+    ``held``: bytes of the KV caches of their parents. A batch keeps to rows, padded tokens, pads and KV bytes; one segment that exceeds the
     tokens goes alone, in chunks. With ``equal_lengths`` only segments of one length share a batch.
 
     Segments with children share a batch only at one length: all are cut to the shortest, and their children compute the rest. With
@@ -56,13 +56,16 @@ def segment_batches(
     batches = _parent_batches([s for s in segments if s.children], limits, held, whole_pictures)
     for portion in _portions([s for s in segments if not s.children], PORTION_BATCHES * limits.tokens):
         batch: list[Segment] = []
+        pads = 0
         for leaf in portion:
             first = batch[0] if batch else leaf
-            fits = _fits(len(batch) + 1, len(first), len(first.ids), limits, held)
-            if not batch or not fits or (equal_lengths and len(leaf) != len(first)):
-                batch = []
+            more = len(first) - len(leaf)
+            fits = _fits(len(batch) + 1, len(first), len(first.ids), limits, held) and pads + more <= limits.pads
+            if not batch or not fits or (equal_lengths and more):
+                batch, pads, more = [], 0, 0
                 batches.append(batch)
             batch.append(leaf)
+            pads += more
     return batches
 
 

@@ -9,7 +9,7 @@ from ...configs.visible import visible
 from ..caches.image_blocks import attend_in_blocks
 from ..core.errors import ModelError
 from ..layers.deepstack import add_deepstack
-from ..layers.sectioned_rope import sections_of, turn_by_sections
+from ..layers.rope_layers import sections_of, turn_by_sections
 from .features import FeatureCache
 from .image_embedding import read_pictures_with
 from .towers import open_tower

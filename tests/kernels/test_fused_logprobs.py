@@ -51,6 +51,18 @@ def test_bits_are_those_of_logits_that_are_kept(rows: int, vocabulary: int, dept
         assert_equal(fused_logprobs.on_cpu(of, counts, targets, greedy=True), kept(of, at, targets))
 
 
+@pytest.mark.parametrize("rows", [3, 16, 200])
+@pytest.mark.parametrize("vocabulary", [16, 256, 768, 784, 1600])
+def test_a_packed_weight_gives_the_same_bits(rows: int, vocabulary: int):
+    targets = np.random.default_rng(rows).integers(0, vocabulary, rows).astype(np.int32)
+    for bias in (None, normal(vocabulary)):
+        for cap in (0.0, 3.0):
+            of = replace(product(normal(rows, 401), normal(vocabulary, 401, seed=1), bias), cap=cap)
+            packed = replace(of, packing=linear.packed(of.weight, of.bias))  # pyright: ignore[reportArgumentType]
+            once = np.ones(rows, np.intp)
+            assert_equal(fused_logprobs.on_cpu(packed, once, targets, greedy=True), fused_logprobs.on_cpu(of, once, targets, greedy=True))
+
+
 def test_a_large_vocabulary_loses_no_precision():
     rows, vocabulary, depth = 40, 50_257, 64
     x, weight = normal(rows, depth), normal(vocabulary, depth, seed=1)

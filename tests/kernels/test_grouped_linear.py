@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlx_bulk.kernels import grouped_linear, native
+from mlx_bulk.kernels import grouped_linear, linear, native
 from mlx_bulk.kernels.quantized import QuantizedWeight
 
 from .without_compiler import remove_compiler
@@ -44,6 +44,18 @@ def test_rows_in_a_line(rows: int, experts: int, depth: int, columns: int, biase
 )
 def test_positions_that_several_experts_share(lead: tuple[int, ...], chosen: tuple[int, ...], biased: bool):
     check(lead, chosen, 8, 40, 56, biased)
+
+
+@pytest.mark.parametrize("rows", [2, 5, 70, 600])
+@pytest.mark.parametrize("biased", [False, True])
+def test_packed_weights_give_the_same_bits(rows: int, biased: bool):
+    rng = np.random.default_rng(0)
+    x, weight = mx.array(rng.normal(0, 1, (rows, 1, 401)).astype(np.float32)), mx.array(rng.normal(0, 1, (3, 112, 401)).astype(np.float32))
+    bias = mx.array(rng.normal(0, 1, (3, 112)).astype(np.float32)) if biased else None
+    packed, indices = linear.packed(weight, bias), mx.array(rng.integers(0, 3, (rows, 2)).astype(np.uint32))
+    assert linear.bytes_packed(weight) == (0 if native.tiles() else packed.nbytes)
+    arrays = mx.expand_dims(x, 1), weight, indices, bias
+    assert np.array_equal(grouped_linear.on_cpu(*arrays, packed), grouped_linear.on_cpu(*arrays))
 
 
 def test_experts_that_nobody_chose_are_not_touched():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlx_bulk.kernels import native
+from mlx_bulk.kernels import linear, native
 from mlx_bulk.kernels.attention import Mask
 from mlx_bulk.kernels.blocks import decoder_block
 from mlx_bulk.kernels.blocks.decoder_block import Block, Weights
@@ -61,7 +61,11 @@ def test_packed_weights_give_the_same_bits(rows: int, t: int, biased: bool):
         c = case(Shape(rows=rows, t=t, used=3, hidden=hidden, biased=biased))
         rooms = [np.full((rows, 2, 80, 16), 0.5, np.float32) for _ in range(2)]
         of = rooms_of(rooms[0], rooms[1], 3)
-        plain, packed = (np.array(Block(c.weights, c.constants, packs)(c.x, of, np.array([3]), "causal")) for packs in (False, True))
+        pairs: dict[str, Any] = {
+            name: (getattr(c.weights, name), getattr(c.weights, f"{name}_bias")) for name in ("q", "k", "v", "o", "gate", "up", "down")
+        }
+        held = {name: linear.packed(*pair) if linear.packs(pair[0]) else None for name, pair in pairs.items()}
+        plain, packed = (np.array(Block(c.weights, c.constants, each)(c.x, of, np.array([3]), "causal")) for each in (None, held))
         assert np.array_equal(plain, packed)
 
 

@@ -10,7 +10,7 @@ from mlx import nn
 from mlx.nn.losses import cross_entropy
 from mlx.nn.utils import value_and_grad
 from mlx.utils import tree_flatten, tree_map
-from mlx_bulk.runner.layers import cpu_blocks, cpu_layers
+from mlx_bulk.runner.layers import cpu_blocks
 from mlx_bulk.runner.layers.call_context import context_of
 from mlx_bulk.runner.layers.kv_cache import make_caches
 from mlx_bulk.runner.layers.layer_patching import unpatch_layers
@@ -23,10 +23,10 @@ pytestmark = needed
 
 
 @pytest.fixture(params=[False, True], ids=["as they lie", "packed"])
-def both(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Both:
+def both(request: pytest.FixtureRequest) -> Both:
     made = Both()
-    context_of(made.networks[1]).packs = request.param
-    monkeypatch.setattr(cpu_layers, "VOCABULARY", 1)  # its head is packed too
+    context = context_of(made.networks[1])
+    context.packs, context.vocabulary = request.param, 0  # its logits are computed in each call
     return made
 
 

@@ -10,11 +10,12 @@ from mlx import nn
 from mlx.nn.utils import value_and_grad
 from mlx.utils import tree_flatten
 from mlx_bulk.kernels import linear
-from mlx_bulk.runner.layers import cpu_layers
 from mlx_bulk.runner.layers.call_context import context_of
+from mlx_bulk.runner.layers.cpu_layers import FastLinear
 from mlx_bulk.runner.layers.kernel_injection import substitute
 from mlx_bulk.runner.layers.layer_patching import patch_layers
 from mlx_bulk.runner.layers.network import Network
+from mlx_lm.models import phi3
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from ..support import tiny
@@ -42,7 +43,7 @@ def test_a_layer_that_trains_has_gradients():
     truth = gradient()
     patch_layers(layer)
     layer.train()
-    assert type(layer) is cpu_layers.FastLinear
+    assert type(layer) is FastLinear
     np.testing.assert_allclose(gradient(), truth, rtol=1e-5)
 
 
@@ -61,15 +62,26 @@ def test_functions_that_mlx_compiles_are_computed_by_mlx():
     np.testing.assert_allclose(mx.compile(network)(tokens), network(tokens), rtol=0, atol=1e-4)
 
 
+def test_a_projection_wider_than_the_vocabulary_is_computed_by_the_kernel():
+    wide = tiny.CONFIGS["llama"] | {"model_type": "phi3", "intermediate_size": 5 * tiny.VOCABULARY}
+    network: Any = phi3.Model(phi3.ModelArgs.from_dict(wide)).eval()
+    patch_layers(network)
+    context_of(network).used.clear()
+    states = mx.random.normal((1, 3, 64))
+    layer = network.layers[0].mlp.gate_up_proj
+    assert layer.weight.shape[0] > tiny.VOCABULARY
+    layer(states)
+    assert context_of(network).used == {"linear"}
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_logits_that_are_named_and_not_read_are_not_computed(monkeypatch: pytest.MonkeyPatch, tied: bool):
-    monkeypatch.setattr(cpu_layers, "VOCABULARY", tiny.VOCABULARY)
     network = llama.Model(llama.ModelArgs.from_dict({**tiny.CONFIGS["llama"], "model_type": "llama", "tie_word_embeddings": tied})).eval()
     substitute(network, tiny.VOCABULARY, None)
     widths: list[int] = []
     right = linear.on_cpu
 
-    def counted(x: mx.array, weight: mx.array, bias: mx.array | None = None) -> mx.array:
+    def counted(x: mx.array, weight: mx.array, bias: mx.array | None = None, packing: Any = None) -> mx.array:
         widths.append(weight.shape[0])
         return right(x, weight, bias)
 

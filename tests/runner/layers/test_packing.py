@@ -10,24 +10,21 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_bulk.configs.schema import ModelConfig
 from mlx_bulk.kernels import linear, native
-from mlx_bulk.runner.layers import cpu_layers, kernel_injection
 from mlx_bulk.runner.layers.call_context import BUILT, context_of
 from mlx_bulk.runner.layers.kernel_injection import SHARE, packing_bytes
 from mlx_bulk.runner.models.checkpoint import Checkpoint, find_checkpoint
 from mlx_bulk.runner.models.loader import LanguageModel, load_model, outline, size
 
 from ...checkpoints import PLENTY, write_checkpoint
-from ..support import kernel_pairs
+from ..support import kernel_pairs, tiny
 from ..support.kernel_models import needed, originals
 
 pytestmark = [needed, pytest.mark.skipif(native.library() is not None and native.tiles(), reason="tiles have an order of their own")]
 
 
 @pytest.fixture(autouse=True)
-def as_it_came(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Each test starts and ends with mlx-lm's own layers; vocabularies of tests are large ones."""
-    for module in (cpu_layers, kernel_injection):
-        monkeypatch.setattr(module, "VOCABULARY", 2048)
+def as_it_came() -> Iterator[None]:
+    """Each test starts and ends with mlx-lm's own layers."""
     with originals():
         yield
 
@@ -40,14 +37,16 @@ def held_by(network: Any) -> int:
 def packed_of(network: Any) -> int:
     """The bytes that layers hold packed."""
     built = [layer.__dict__[BUILT] for layer in network.modules() if BUILT in layer.__dict__]
-    heads = [each.packed.nbytes for each in built if isinstance(each, linear.PackedWeight)]
-    return sum(heads) + sum(part.nbytes for each in built if hasattr(each, "block") for part in each.block._packed[0].values())
+    packed = [each.packed for each in built if isinstance(each, linear.PackedWeight)]
+    places = {array.ctypes.data for array in packed}
+    assert all(each is None or each.ctypes.data in places for one in built if hasattr(one, "block") for each in one.block._packed[0])
+    return sum(array.nbytes for array in packed)
 
 
 def test_projections_and_the_head_are_counted_where_there_is_room():
     network = kernel_pairs.network()
     held = held_by(network)
-    weights = [part.weight for layer in network.model.layers for part in _projections(layer)]
+    weights = [network.lm_head.weight, *(part.weight for layer in network.model.layers for part in _projections(layer))]
     whole = packing_bytes(network, PLENTY)
     assert whole == sum(4 * n * (depth + 1) for n, depth in (weight.shape for weight in weights))  # one number more: the bias
     least = int((held + whole) / SHARE) + 1
@@ -61,8 +60,9 @@ def test_quantized_weights_are_not_packed():
     assert packing_bytes(network, PLENTY) == 0
 
 
-def test_a_loaded_model_counts_them_as_its_plan_does(tmp_path: Path):
-    folder = write_checkpoint(tmp_path / "tiny")
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "phi3", "qwen3_moe", "gpt_oss", "mamba2", "lfm2", "qwen3_next"])
+def test_a_loaded_model_counts_them_as_its_plan_does(tmp_path: Path, kind: str):
+    folder = write_checkpoint(tmp_path / "tiny", tiny.CONFIGS.get(kind, tiny.CONFIGS["llama"]) | {"model_type": kind})
     model, planned, smaller = loaded(folder, PLENTY), outline(*of(folder), PLENTY), loaded(folder, 1 << 20)
     held = held_by(model.network)
     assert model.weight_bytes == planned.weight_bytes > held == smaller.weight_bytes == size(*of(folder), PLENTY)[0]

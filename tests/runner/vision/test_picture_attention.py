@@ -25,7 +25,7 @@ from mlx_bulk.runner.layers.deepstack import add_deepstack
 from mlx_bulk.runner.layers.kernel_injection import only_inside
 from mlx_bulk.runner.layers.kv_cache import make_caches, needs_no_caches
 from mlx_bulk.runner.layers.network import Network
-from mlx_bulk.runner.layers.sectioned_rope import Sections, turn_by_sections
+from mlx_bulk.runner.layers.rope_layers import Sections, turn_by_sections
 from mlx_bulk.runner.vision.features import FeatureCache
 from mlx_bulk.runner.vision.image_embedding import read_pictures_with
 from numpy.typing import NDArray

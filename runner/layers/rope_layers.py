@@ -1,7 +1,8 @@
-"""Rotary embeddings whose numbers turn by three positions: time, height and width (M-RoPE; Qwen2-VL, Wang et al. 2024).
+"""Rotary embeddings: with our CPU kernel, and with three positions a token.
 
-Which number of a head turns by which of them the config says: in three sections one after the other (Qwen2-VL), or taking turns
-(Qwen3-VL). Where a call holds no picture all three are equal, and this is plain RoPE.
+Three positions are time, height and width (M-RoPE; Qwen2-VL, Wang et al. 2024). Which number of a head turns by which of them the config
+says: in three sections one after the other (Qwen2-VL), or taking turns (Qwen3-VL). Where a call holds no picture all three are equal, and
+this is plain RoPE.
 
     [2, 3, 3]           t t h h h w w w
     [3, 3, 2] in turns  t h w t h w t h
@@ -13,16 +14,57 @@ from typing import Any, cast
 import mlx.core as mx
 import numpy as np
 from mlx import nn
+from mlx_lm.models.rope_utils import Llama3RoPE
 from numpy.typing import NDArray
 
-from ...kernels import rope
+from ...kernels import native, rope
 from ...kernels.blocks.decoder_block import Angles
 from ..caches.call_positions import CallPositions
 from .call_context import CallContext, share_context
-from .cpu_layers import FastRoPE
+from .cpu_layers import run_kernel
 
 POSITIONS = "_row_positions"  # a mark on a network whose caches hold its rows' positions: not among a module's parameters
 TAKING_TURNS = ("qwen3",)  # model types that begin so take turns even if their config does not say it
+
+
+class FastRoPE(nn.RoPE):
+    """``nn.RoPE`` with a kernel that computes the angles of a step once."""
+
+    _context: CallContext
+
+    def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
+        """x [B, H, T, D] -> the same shape."""
+        if self.training or not rope.suits(x, self.dims, offset):
+            return super().__call__(x, offset)  # pyright: ignore[reportArgumentType]
+        return run_kernel(
+            self._context.used,
+            "rotation",
+            lambda: rope.on_cpu(x, rope.frequencies(self.dims, self.base), offset, self.scale, self.traditional),
+            lambda: super(FastRoPE, self).__call__(x, offset),  # pyright: ignore[reportArgumentType]
+        )
+
+
+class FastLlama3RoPE(Llama3RoPE):
+    """mlx-lm's ``Llama3RoPE`` with the same kernel."""
+
+    _context: CallContext
+
+    def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
+        """x [B, H, T, D] -> the same shape."""
+        if self.training or not rope.suits(x, 2 * len(self._freqs), offset):
+            return super().__call__(x, offset)  # pyright: ignore[reportArgumentType]
+        return run_kernel(
+            self._context.used,
+            "rotation",
+            lambda: rope.on_cpu(x, self.inverse(), offset, 1.0, self.traditional),
+            lambda: super(FastLlama3RoPE, self).__call__(x, offset),  # pyright: ignore[reportArgumentType]
+        )
+
+    def inverse(self) -> mx.array:
+        """Returns radians per position; ``_freqs`` are positions per radian."""
+        if "_inverse" not in self.__dict__:
+            object.__setattr__(self, "_inverse", native.dense(mx.reciprocal(self._freqs)))  # not among the module's parameters
+        return self.__dict__["_inverse"]
 
 
 @dataclass(slots=True, frozen=True)

@@ -24,7 +24,7 @@ from mlx_bulk.runner.layers.kv_cache import (
 )
 from mlx_bulk.runner.layers.layer_patching import patch_layers, unpatch_layers
 from mlx_bulk.runner.layers.network import Network
-from mlx_bulk.runner.layers.sectioned_rope import SectionedRope, Sections, sections_of, turn_by_sections
+from mlx_bulk.runner.layers.rope_layers import SectionedRope, Sections, sections_of, turn_by_sections
 from mlx_lm.models import qwen2_vl
 
 from ..support import tiny
