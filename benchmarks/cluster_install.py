@@ -18,10 +18,13 @@ from typing import Any
 from about import about, table
 
 MOST_MB = 40.0
+BLOCK = 4096  # bytes of a disk that a file takes at least
 PLATFORMS = {
     "macOS arm64": [f"macosx_{version}_0_arm64" for version in (14, 13, 12, 11)],
-    "Linux x86-64": ["manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64"],
-    "Linux aarch64": ["manylinux_2_28_aarch64", "manylinux_2_17_aarch64", "manylinux2014_aarch64"],
+    **{
+        f"Linux {name}": [f"manylinux2014_{tag}", *(f"manylinux_2_{version}_{tag}" for version in range(17, 36))]
+        for name, tag in {"x86-64": "x86_64", "aarch64": "aarch64"}.items()
+    },
 }
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 PROJECT = Path(__file__).parents[1] / "pyproject.toml"
@@ -71,7 +74,8 @@ def pip(*arguments: str) -> str:
 def size(wheel: Path) -> int:
     """Returns the bytes of a wheel's files on a disk."""
     with zipfile.ZipFile(wheel) as archive:
-        return sum(entry.file_size * (2 if entry.filename.endswith(".py") else 1) for entry in archive.infolist())
+        files = [(entry.file_size, 2 if entry.filename.endswith(".py") else 1) for entry in archive.infolist()]
+    return sum(times * -(-bytes_ // BLOCK) * BLOCK for bytes_, times in files)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ import logging
 import os
 import shutil
 import sys
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
@@ -62,7 +63,6 @@ class Blas:
 _blas: Blas | None = None
 _library: ctypes.CDLL | None = None  # the BLAS, while it is ours to ask
 _threads: int | None = None  # of products, once someone has asked
-_blas_multiplies = False  # for some model of this process
 
 
 def prepare() -> Blas:
@@ -137,15 +137,18 @@ def threads() -> int:
     return _threads
 
 
-def share_cores(kernels_multiply: bool) -> None:
-    """Leaves the BLAS one thread where our kernels compute a model's products: its other threads wait awake, and take their cores.
-
-    Once a process has a model whose products the BLAS computes, it has all its threads again.
-    """
-    global _blas_multiplies
-    count, _blas_multiplies = threads(), _blas_multiplies or not kernels_multiply
-    if _library is not None:
-        set_threads(_library, count if _blas_multiplies else 1)
+@contextmanager
+def one_blas_thread() -> Generator[None]:
+    """Leaves the BLAS one thread within this block: after a product its others wait awake, and take the cores of our kernels."""
+    if _library is None:
+        yield
+        return
+    count = threads()
+    set_threads(_library, 1)
+    try:
+        yield
+    finally:
+        set_threads(_library, count)
 
 
 def product_build() -> str:

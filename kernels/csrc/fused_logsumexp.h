@@ -32,13 +32,15 @@ struct Score {
         gather(row, rows, 1, [&](long part, Part* to) { columns_in_tiles(packed, row, rows, part, to); });
       });
 #endif
+    // Tasks that begin with a panel can read the packed weight. Where they would be too few for all threads, they are smaller.
+    long span = n >= 3 * SPAN * Part::SIZE * pool::threads() ? SPAN : 1;
     each_gathered(m, depth, of, [&](const float* gathered, long row, long rows) {
-      gather(row, rows, SPAN, [&](long span, Part* to) { columns(gathered, row, rows, span, to); });
+      gather(row, rows, span, [&](long i, Part* to) { columns(gathered, row, rows, i * span * Part::SIZE, span * Part::SIZE, to); });
     });
   }
 
  private:
-  static constexpr long SPAN = 3;  // parts of the columns that a task computes: they begin and end with a panel
+  static constexpr long SPAN = 3;  // so many parts of the columns begin and end with a panel
   static_assert(SPAN * Part::SIZE % PANEL == 0);
 
   // Writes the results of some rows. f(i, to) computes task i's parts of the columns, `span` or at the end fewer, to [parts, rows].
@@ -64,15 +66,15 @@ struct Score {
     return part_of(made, from);
   }
 
-  // Computes one span of the columns, for some rows, in vectors.
-  void columns(const float* gathered, long row, long rows, long span, Part* to) const {
-    constexpr long WIDTH = SPAN * Part::SIZE;
-    long begin = span * WIDTH, end = std::min(n, begin + WIDTH);
-    float* made = spare(MADE, rows * WIDTH);
-    for (long i = 0; end < begin + WIDTH && i < rows; i++) std::fill_n(made + i * WIDTH, WIDTH, -INFINITE);
-    columns_in_vectors(rows, gathered, depth, {w, n, made, WIDTH, bias, nullptr, quantized, packed}, begin, end, made, WIDTH, m <= FEW_ROWS);
+  // Computes `width` columns from `begin` on, for some rows, in vectors: some parts.
+  void columns(const float* gathered, long row, long rows, long begin, long width, Part* to) const {
+    long end = std::min(n, begin + width);
+    float* made = spare(MADE, rows * width);
+    for (long i = 0; end < begin + width && i < rows; i++) std::fill_n(made + i * width, width, -INFINITE);
+    const float* panels = width % PANEL ? nullptr : packed;
+    columns_in_vectors(rows, gathered, depth, {w, n, made, width, bias, nullptr, quantized, panels}, begin, end, made, width, m <= FEW_ROWS);
     for (long from = begin; from < end; from += Part::SIZE, to += rows)
-      for (long i = 0; i < rows; i++) to[i] = taken(made + i * WIDTH + from - begin, row + i, from, std::min(end, from + Part::SIZE));
+      for (long i = 0; i < rows; i++) to[i] = taken(made + i * width + from - begin, row + i, from, std::min(end, from + Part::SIZE));
   }
 
 #if TILES

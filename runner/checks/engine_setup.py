@@ -171,7 +171,7 @@ def _limits(config: BatchConfig, models: Sequence[CheckedModel], beside: int) ->
     room = kv_bytes(config.memory, weights, workspace, features)
     ways = {mode.way for mode in modes}
     token_bytes, row_bytes = sum(mode.token_bytes for mode in modes), sum(mode.row_bytes for mode in modes)
-    costly = device == "cpu" and not all(leaves_pads_out(each.model.network) for each in models)
+    free = all(leaves_pads_out(each.model.network) and each.model.checkpoint.adapter is None for each in models)
     return Limits(
         1 if "alone" in ways else rows,
         tokens,
@@ -179,7 +179,7 @@ def _limits(config: BatchConfig, models: Sequence[CheckedModel], beside: int) ->
         token_bytes,
         row_bytes,
         equal_lengths=not ways <= set(PADDED),
-        pads=CALL_TOKENS if costly else math.inf,
+        pads=CALL_TOKENS if device == "cpu" and not free else math.inf,
     )
 
 

@@ -68,7 +68,8 @@ class CallContext:
     ``pictures``: the features that stand in the call's tokens; None where there are no pictures.
     ``used``: names of the kernels that have computed something since it was cleared.
     ``packs``: projections, experts' too, hold their weights packed too.
-    ``vocabulary``: ids of the largest embedding. A projection with as many outputs makes logits.
+    ``vocabulary``: the width of the logits. A projection with as many outputs makes them. 0 where nothing does.
+    ``multiplies``: our kernels compute the network's products, all but small ones.
     ``positions``: of the call's tokens, for a network whose rows can hold pictures. None: the caches know them.
     """
 
@@ -81,10 +82,11 @@ class CallContext:
     positions: CallPositions | None = None
     packs: bool = False
     vocabulary: int = 0
+    multiplies: bool = False
 
     def __deepcopy__(self, memo: Any) -> "CallContext":
         """A copied network has calls of its own."""
-        return CallContext()
+        return CallContext(vocabulary=self.vocabulary, multiplies=self.multiplies)
 
     @contextmanager
     def reading_logits(self) -> Generator[None]:

@@ -11,6 +11,7 @@ import mlx.core as mx
 import numpy as np
 from mlx import nn
 from mlx_lm.models.activations import SwigluOAI
+from mlx_lm.models.mla import MultiLinear
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from numpy.typing import NDArray
 
@@ -90,6 +91,30 @@ class FastSwitchLinear(SwitchLinear):
             lambda: grouped_linear.on_cpu(x, weight, indices, bias, packing_of(self, weight, bias)),
             lambda: super(FastSwitchLinear, self).__call__(x, indices, sorted_indices),
         )
+
+
+class FastMultiLinear(MultiLinear):
+    """mlx-lm's ``MultiLinear``, a projection of each head (multi-head latent attention), with the kernels for matrix products."""
+
+    _context: CallContext
+
+    def __call__(self, x: mx.array, transpose: bool = True) -> mx.array:
+        """x [B, H or 1, T, K] times weight [H, N, K] -> [B, H, T, N]; without ``transpose`` x [B, H or 1, T, N] -> [B, H, T, K]."""
+        weight: mx.array = self["weight"]
+        heads, n, depth = weight.shape if transpose else (weight.shape[0], *weight.shape[:0:-1])
+        fits = x.ndim == 4 and x.shape[1] in (1, heads) and x.shape[3] == depth and x.size > 0
+        if self.training or not fits or not linear.takes_arrays(x, weight):
+            return super().__call__(x, transpose)
+
+        def fast() -> mx.array:
+            held = weight if transpose else mx.contiguous(weight.swapaxes(1, 2))
+            if x.shape[1] < heads:  # all heads share x: one product
+                made = linear.on_cpu(x[:, 0], held.reshape(heads * n, depth))
+                return made.reshape(*made.shape[:2], heads, n).transpose(0, 2, 1, 3)
+            of_heads = mx.broadcast_to(mx.arange(heads)[:, None], x.shape[:3])
+            return grouped_linear.on_cpu(x[..., None, :], held, of_heads)[..., 0, :]
+
+        return run_kernel(self._context.used, "linear", fast, lambda: super(FastMultiLinear, self).__call__(x, transpose))
 
 
 class FastEmbedding(nn.Embedding):

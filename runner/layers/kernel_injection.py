@@ -120,10 +120,10 @@ def substitute(network: Any, vocabulary: int, window: int | None, packs: bool = 
     """
     if not linear.numpy_serves() and native.library() is None:
         return ()
-    _put_back_but_quantized(network)
+    _put_back_but_quantized(network, vocabulary)
     lengths = [LENGTHS] if window is None or (window + 8) * get_total_parameters(network) > WORK else [LENGTHS, (window + 8, window - 1)]
     truth = [_tried(network, vocabulary, pair) for pair in lengths]
-    _put(network, packs)
+    _put(network, vocabulary, packs)
     context = context_of(network)
     for used in (context.used, functions_used):
         used.clear()
@@ -131,9 +131,9 @@ def substitute(network: Any, vocabulary: int, window: int | None, packs: bool = 
     names = context.used | functions_used
     reason = _disagreement(truth, results)
     if reason is not None:  # mlx-lm's own batches are wrong for some models, where ours may be right
-        _put_back_but_quantized(network)
+        _put_back_but_quantized(network, vocabulary)
         rows_alone = [_tried(network, vocabulary, pair, [_alone, _one_by_one]) for pair in lengths]
-        _put(network, packs)
+        _put(network, vocabulary, packs)
         if _disagreement(rows_alone, results) is None:
             truth, reason = rows_alone, None
     if reason is None and "block" in names:
@@ -141,31 +141,29 @@ def substitute(network: Any, vocabulary: int, window: int | None, packs: bool = 
             reason = _disagreement([part[1:] for part in truth[:1]], [_tried(network, vocabulary, lengths[0], _WAYS[1:])])
     if reason is None:
         return tuple(sorted(names | context_of(network).used | functions_used))
-    _put_back_but_quantized(network)
+    _put_back_but_quantized(network, vocabulary)
     log.warning("mlx-lm's own layers stay in place, slower on this CPU: with ours, %s", reason)
     return ()
 
 
-def packing_bytes(network: Any, memory: int) -> int:
+def packing_bytes(network: Any, memory: int, vocabulary: int) -> int:
     """Returns the bytes of weights that a network's projections and head would hold packed; 0 where that has no use or no room.
 
-    memory: the bytes that the model, its caches and its workspace may take.
+    memory: the bytes that the model, its caches and its workspace may take. vocabulary: the width of its logits, 0 where it makes none.
     """
     if native.library() is None:
         return 0
     layers: dict[int, Any] = {id(layer): layer for layer in network.modules()}  # one layer may stand in several places
     weights = [layer.weight for layer in layers.values() if isinstance(layer, nn.Linear | SwitchLinear)]
-    embeddings = [layer.weight for layer in layers.values() if isinstance(layer, nn.Embedding)]
-    words = max(embeddings, key=lambda weight: weight.shape[0], default=None)
-    if words is not None and not any(weight.shape[-2] == words.shape[0] for weight in weights):
-        weights.append(words)  # it is the head too
+    if not any(weight.shape[-2] == vocabulary for weight in weights):  # then an embedding is the head too
+        weights += [layer.weight for layer in layers.values() if isinstance(layer, nn.Embedding) and layer.weight.shape[0] == vocabulary]
     need = sum(linear.bytes_packed(weight) for weight in weights)
     arrays: list[Any] = list(tree_flatten(network.parameters()))
     return need if need + sum(array.nbytes for _, array in arrays) <= SHARE * memory else 0
 
 
 def leaves_pads_out(network: Any) -> bool:
-    """Returns True where pads behind a row are not computed: the kernel of whole blocks serves all layers, also those of an outline."""
+    """Returns True where pads behind a row are not computed: all layers, also of an outline, are blocks of which there is a kernel."""
     return native.library() is not None and all(isinstance(layer, DECODER_BLOCKS) for layer in getattr(network, "layers", [None]))
 
 
@@ -175,15 +173,16 @@ def restore(network: Any) -> None:
     unpatch_layers(network)
 
 
-def _put_back_but_quantized(network: Any) -> None:
+def _put_back_but_quantized(network: Any, vocabulary: int) -> None:
     restore(network)
-    patch_quantized_layers(network)
+    patch_quantized_layers(network, vocabulary)
 
 
-def _put(network: Any, packs: bool = False) -> None:
+def _put(network: Any, vocabulary: int, packs: bool = False) -> None:
     _swap(_files(network), _ORIGINALS, _OURS)
-    patch_layers(network)
-    context_of(network).packs = packs
+    patch_layers(network, vocabulary)
+    context = context_of(network)
+    context.packs, context.multiplies = packs, native.library() is not None
 
 
 def only_inside(networks: Iterable[Any]) -> Callable[[], AbstractContextManager[None]]:
@@ -191,21 +190,22 @@ def only_inside(networks: Iterable[Any]) -> Callable[[], AbstractContextManager[
 
     For a process that trains in between: its own network of the same model files needs gradients.
     """
-    networks = list(networks)
+    widths = [(network, context_of(network).vocabulary) for network in networks]
 
-    def each(change: Callable[[Any], None]) -> None:
-        for network in networks:
-            change(network)
+    def take_out() -> None:
+        for network, _ in widths:
+            restore(network)
 
     @contextmanager
     def inside() -> Generator[None]:
-        each(_put)
+        for network, vocabulary in widths:
+            _put(network, vocabulary)
         try:
             yield
         finally:
-            each(restore)
+            take_out()
 
-    each(restore)
+    take_out()
 
     return inside
 

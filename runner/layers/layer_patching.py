@@ -7,6 +7,7 @@ from mlx import nn
 from mlx.utils import tree_flatten
 from mlx_lm.models import gear, gemma, gemma2, gemma3_text, minimax_m3_vl, muse_glimmer, recurrent_gemma
 from mlx_lm.models.activations import SwigluOAI
+from mlx_lm.models.mla import MultiLinear
 from mlx_lm.models.rope_utils import Llama3RoPE
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
@@ -20,6 +21,7 @@ from .cpu_layers import (
     FastGELU,
     FastLayerNorm,
     FastLinear,
+    FastMultiLinear,
     FastQuantizedEmbedding,
     FastQuantizedLinear,
     FastQuantizedSwitchLinear,
@@ -48,6 +50,7 @@ LAYERS: dict[type, type] = {
     **{original: rms_norm_class(original, 1.0) for original in AROUND_ONE},
     nn.Linear: FastLinear,
     SwitchLinear: FastSwitchLinear,
+    MultiLinear: FastMultiLinear,
     nn.Embedding: FastEmbedding,
     ScaledEmbedding: FastScaledEmbedding,
     nn.QuantizedLinear: FastQuantizedLinear,
@@ -70,22 +73,21 @@ QUANTIZED = {
 }
 
 
-def patch_layers(network: nn.Module) -> None:
-    """Gives a network's layers our classes, in inference mode until someone calls ``train``."""
-    _patch(network, CLASSES)
+def patch_layers(network: nn.Module, vocabulary: int = 0) -> None:
+    """Gives the layers our classes, in inference mode until someone calls ``train``. vocabulary: the width of the logits, if any."""
+    _patch(network, CLASSES, vocabulary)
 
 
-def patch_quantized_layers(network: nn.Module) -> None:
+def patch_quantized_layers(network: nn.Module, vocabulary: int = 0) -> None:
     """Gives quantized layers alone our classes: mlx's products with quantized weights are some hundred times slower on a CPU."""
-    _patch(network, QUANTIZED)
+    _patch(network, QUANTIZED, vocabulary)
 
 
-def _patch(network: nn.Module, classes: dict[type, type]) -> None:
+def _patch(network: nn.Module, classes: dict[type, type], vocabulary: int) -> None:
     for layer in _change(network, classes):
         layer.eval()
     share_context(network, _ours(network))
-    embeddings: list[Any] = [layer for layer in network.modules() if isinstance(layer, nn.Embedding | nn.QuantizedEmbedding)]
-    context_of(network).vocabulary = max((layer.weight.shape[0] for layer in embeddings), default=0)
+    context_of(network).vocabulary = vocabulary
 
 
 def unpatch_layers(network: nn.Module) -> None:

@@ -6,11 +6,13 @@ tokenizer's own placeholder, and their features go to the layer that puts them o
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, Literal, cast, overload
 
 import mlx.core as mx
 import numpy as np
 
+from ...kernels import backend
 from ...kernels.fused_logprobs import Product
 from ..caches.image_blocks import ImageBlocks, attends_in_blocks, require_whole, seen_ahead
 from ..caches.row_positions import RowPositions
@@ -84,10 +86,10 @@ class Network:
                     set_call_lengths(caches, lengths, width)
                 context.lengths = np.clip(np.array(lengths, np.int64), 0, width)
             context.reads_logits = read == "logits"
-            if read == "logits":
-                return self.model(known, cache=caches)
-            states = self.model(known, cache=caches) if self.head is None else self.head.states(known, caches)
-            return states if read == "states" else None
+            head = None if read == "logits" else self.head
+            with backend.one_blas_thread() if context.multiplies else nullcontext():
+                made = self.model(known, cache=caches) if head is None else head.states(known, caches)
+            return None if read == "nothing" else made
         finally:
             context.lengths, context.reads_logits, context.positions, context.pictures = None, False, None, None
 

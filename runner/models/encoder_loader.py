@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...configs.schema import ModelConfig
-from ...kernels import backend
 from ..core.errors import ModelError
 from .checkpoint import Checkpoint, refusing
 from .loader import LanguageModel, dtype_of, fit_whole, has_scales, log_quantized, whole_bytes
@@ -31,7 +30,6 @@ def load_encoder(config: ModelConfig, checkpoint: Checkpoint, memory: int, *, pi
     model = _described(network, checkpoint, features)
     positions = type(network).max_positions(checkpoint.config)
     substitutes = substitute_blocks(network, model.vocabulary, positions)
-    backend.share_cores("block" in substitutes and features is None)
     unpacked = 0 if "block" in substitutes else packed_bytes(network)  # mlx's own layers stayed: nothing will be packed
     return replace(model, substitutes=substitutes, weight_bytes=model.weight_bytes - unpacked)
 

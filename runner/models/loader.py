@@ -74,11 +74,12 @@ def load_model(
     *,
     pictures: bool = False,
     ranks: Ranks = ALONE,
+    beside: int = 0,
 ) -> LanguageModel:
     """Loads the weights. On the CPU they are float32; quantized ones are dequantized where ``fit_whole`` in ``memory`` bytes, else kept.
 
     classes: what mlx-lm makes the network of, None for a language model with its head. pictures: it is to read pictures too.
-    ranks: several load a part each.
+    ranks: several load a part each. beside: bytes of models that are loaded later; this one's packed weights leave them room.
 
     Raises ModelError where the checkpoint or its adapter cannot be loaded.
     """
@@ -107,9 +108,9 @@ def load_model(
         patch_quantized_layers(network)
         vocabulary = _vocabulary(network)
     # Before anything is put on: the bits by which the base is known again are those of the kernels that stay.
-    packed = 0 if ranks.several or checkpoint.adapter is not None else packing_bytes(network, memory)
+    packs = not ranks.several and checkpoint.adapter is None
+    packed = packing_bytes(network, memory - beside, _head_width(vocabulary, classes)) if packs else 0
     substitutes = substitute(network, vocabulary, checkpoint.window, packed > 0)
-    backend.share_cores(native.library() is not None and len(substitutes) > 0 and features is None)
     adapters = Adapters(network, dtype_of(config.dtype), lambda: checkpoint_fingerprints(checkpoint)["model.weights"], opened)
     if checkpoint.adapter is not None:
         try:
@@ -127,7 +128,7 @@ def load_model(
 
 
 def outline(
-    config: ModelConfig, checkpoint: Checkpoint, memory: int, classes: Classes | None = None, *, pictures: bool = False
+    config: ModelConfig, checkpoint: Checkpoint, memory: int, classes: Classes | None = None, *, pictures: bool = False, beside: int = 0
 ) -> LanguageModel:
     """Returns the model as ``load_model`` would, without its weights: they have names, shapes and types, but no values.
 
@@ -141,7 +142,7 @@ def outline(
         features = _features(network, config, checkpoint) if pictures else None
         vocabulary = _vocabulary(network)
     held = _parameter_bytes(network) + _tower_bytes(features)
-    held += packing_bytes(network, memory) if checkpoint.adapter is None else 0
+    held += packing_bytes(network, memory - beside, _head_width(vocabulary, classes)) if checkpoint.adapter is None else 0
     return LanguageModel(network, checkpoint, vocabulary, config.dtype, held, quantized=has_scales(network), features=features)
 
 
@@ -228,6 +229,11 @@ def _vocabulary(network: Any) -> int:
     import mlx.core as mx
 
     return int(network(mx.array([[0, 0]])).shape[-1])  # two tokens: for one alone, no mask is made
+
+
+def _head_width(vocabulary: int, classes: Classes | None) -> int:
+    """Returns the outputs of a network's LM head; 0 for one that gives hidden states or rewards."""
+    return vocabulary if classes is None else 0
 
 
 def _opened(config: ModelConfig, checkpoint: Checkpoint, classes: Classes | None) -> Any:

@@ -62,12 +62,12 @@ class ModelPool:
         left = memory_shares(wanted, memory)
         keys = [_key(each, dequantizes(each, room)) for each, room in zip(wanted, left, strict=True)]
         self._held = {key: model for key, model in self._held.items() if key in keys}
-        for key, choice, room in zip(keys, wanted, left, strict=True):
+        for key, choice, room, beside in zip(keys, wanted, left, later_sizes(wanted, left), strict=True):
             if key not in self._held:
                 for other in self._held.values():
                     if other.adapters is not None:
                         other.adapters.note_anew()
-                self._held[key] = _load(choice, room, self.ranks)
+                self._held[key] = _load(choice, room, beside, self.ranks)
             elif (adapters := self._held[key].adapters) is not None:
                 adapters.back()  # an earlier run may have put others on
         return [self._held[key] for key in keys]
@@ -94,22 +94,28 @@ def memory_shares(wanted: Sequence[ModelChoice], memory: int) -> list[int]:
     return left
 
 
+def later_sizes(wanted: Sequence[ModelChoice], left: Sequence[int]) -> list[int]:
+    """Returns for each model the bytes of those after it, each loaded into what is ``left`` for it."""
+    sizes = [_size(choice, room)[0] for choice, room in zip(wanted[1:], left[1:], strict=True)]
+    return [sum(sizes[number:]) for number in range(len(wanted))]
+
+
 def dequantizes(wanted: ModelChoice, room: int) -> bool | None:
     """Returns whether loading a model into ``room`` bytes dequantizes its weights, which changes bits; None if none are quantized."""
     return _size(wanted, room)[1] if wanted.checkpoint.quantized else None
 
 
-def outlined(choice: ModelChoice, room: int) -> LanguageModel:
+def outlined(choice: ModelChoice, room: int, beside: int) -> LanguageModel:
     """Returns a model without its weights, see ``loader.outline``."""
     if choice.pooling is None:
-        return outline(choice.config, choice.checkpoint, room, pictures=choice.images is not None)
-    return outline_pooling_model(choice.config, choice.checkpoint, choice.pooling, room, pictures=choice.images is not None)
+        return outline(choice.config, choice.checkpoint, room, pictures=choice.images is not None, beside=beside)
+    return outline_pooling_model(choice.config, choice.checkpoint, choice.pooling, room, pictures=choice.images is not None, beside=beside)
 
 
-def _load(choice: ModelChoice, room: int, ranks: Ranks) -> LanguageModel:
+def _load(choice: ModelChoice, room: int, beside: int, ranks: Ranks) -> LanguageModel:
     if choice.pooling is None:
-        return load_model(choice.config, choice.checkpoint, room, pictures=choice.images is not None, ranks=ranks)
-    return load_pooling_model(choice.config, choice.checkpoint, choice.pooling, room, pictures=choice.images is not None)
+        return load_model(choice.config, choice.checkpoint, room, pictures=choice.images is not None, ranks=ranks, beside=beside)
+    return load_pooling_model(choice.config, choice.checkpoint, choice.pooling, room, pictures=choice.images is not None, beside=beside)
 
 
 def _size(choice: ModelChoice, room: int) -> tuple[int, bool | None]:

@@ -18,7 +18,7 @@ SAME_LAYERS = {"llama_bidirec": "llama"}
 
 
 def load_pooling_model(
-    config: ModelConfig, checkpoint: Checkpoint, pooling: PoolingSpec, memory: int, *, pictures: bool = False
+    config: ModelConfig, checkpoint: Checkpoint, pooling: PoolingSpec, memory: int, *, pictures: bool = False, beside: int = 0
 ) -> LanguageModel:
     """Loads the weights as ``loader.load_model`` does. Raises ModelError where body or head cannot be loaded."""
     mx = backend.load_mlx()
@@ -27,7 +27,7 @@ def load_pooling_model(
     if _is_encoder(checkpoint):
         model = _pooling(load_encoder(config, checkpoint, memory, pictures=pictures), pooling)
     else:
-        model = _pooling(load_model(config, checkpoint, memory, _classes(checkpoint, pooling), pictures=pictures), pooling)
+        model = _pooling(load_model(config, checkpoint, memory, _classes(checkpoint, pooling), pictures=pictures, beside=beside), pooling)
     mx.eval(model.network.head.parameters())
     if not _is_encoder(checkpoint):
         model.network.body.check()
@@ -35,7 +35,7 @@ def load_pooling_model(
 
 
 def outline_pooling_model(
-    config: ModelConfig, checkpoint: Checkpoint, pooling: PoolingSpec, memory: int, *, pictures: bool = False
+    config: ModelConfig, checkpoint: Checkpoint, pooling: PoolingSpec, memory: int, *, pictures: bool = False, beside: int = 0
 ) -> LanguageModel:
     """Returns the model as ``load_pooling_model`` would, without its weights. Raises ModelError as that does."""
     backend.load_mlx()
@@ -43,7 +43,7 @@ def outline_pooling_model(
 
     if _is_encoder(checkpoint):
         return _pooling(outline_encoder(config, checkpoint, memory, pictures=pictures), pooling)
-    return _pooling(outline(config, checkpoint, memory, _classes(checkpoint, pooling), pictures=pictures), pooling)
+    return _pooling(outline(config, checkpoint, memory, _classes(checkpoint, pooling), pictures=pictures, beside=beside), pooling)
 
 
 def pooling_size(

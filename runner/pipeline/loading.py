@@ -15,7 +15,7 @@ from ..core.requests import AnyRequest
 from ..engine.setup import Setup
 from ..models.device_memory import memory_for
 from ..models.loader import LanguageModel
-from ..models.model_pool import ModelChoice, ModelPool, memory_shares, outlined
+from ..models.model_pool import ModelChoice, ModelPool, later_sizes, memory_shares, outlined
 from ..pool_engine.reward_rater import SHARE, RewardRater
 from .job import Job
 
@@ -91,5 +91,6 @@ def outline_models(choices: Sequence[ModelChoice], batch: BatchConfig, wanted: L
 
     Raises OutOfRoom where memory does not hold the weights, ModelError where a checkpoint cannot be read.
     """
-    outlines = [outlined(choice, room) for choice, room in zip(choices, memory_shares(choices, memory_for(batch)), strict=True)]
+    left = memory_shares(choices, memory_for(batch))
+    outlines = [outlined(*each) for each in zip(choices, left, later_sizes(choices, left), strict=True)]
     return list(zip(outlines, expected_setups(outlines, batch, wanted), strict=True))

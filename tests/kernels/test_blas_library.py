@@ -30,6 +30,18 @@ def test_a_blas_gets_no_more_threads_than_cores_may_be_used(tmp_path: Path, vari
     assert printed(code, tmp_path, **variables) == [found]
 
 
+@linux
+def test_a_blas_has_one_thread_while_our_kernels_multiply(tmp_path: Path):
+    code = """
+backend.prepare()
+count = lambda: blas_library.blas_threads(backend._library)
+with backend.one_blas_thread():
+    print(count(), backend.threads())
+print(count(), backend.threads())
+"""
+    assert printed(code, tmp_path, OPENBLAS_NUM_THREADS="2") == ["1", "2", "2", "2"]
+
+
 def made(folder: Path, parallel: int, core: str) -> Path:
     """A library that tells of itself what an OpenBLAS does."""
     source, library = folder / "told.c", folder / "libtold.so"

@@ -16,6 +16,7 @@ from mlx_bulk.runner.layers.kernel_injection import substitute
 from mlx_bulk.runner.layers.layer_patching import patch_layers
 from mlx_bulk.runner.layers.network import Network
 from mlx_lm.models import phi3
+from mlx_lm.models.mla import MultiLinear
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from ..support import tiny
@@ -60,6 +61,20 @@ def test_functions_that_mlx_compiles_are_computed_by_mlx():
     network = put("llama")
     tokens = mx.array([[1, 2, 3]])
     np.testing.assert_allclose(mx.compile(network)(tokens), network(tokens), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("transpose", [True, False])
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_projection_of_each_head_is_that_of_mlx_lm(transpose: bool, shared: bool):
+    layers: Any = nn.Module()
+    layers.own = MultiLinear(24, 40, 3)
+    x = mx.random.normal((2, 1 if shared else 3, 5, 24 if transpose else 40))
+    truth = layers.own(x, transpose)
+    patch_layers(layers)
+    found = layers.own(x, transpose)
+    assert context_of(layers).used == {"linear"}
+    assert found.shape == (2, 3, 5, 40 if transpose else 24)
+    np.testing.assert_allclose(found, truth, rtol=0, atol=1e-5)
 
 
 def test_a_projection_wider_than_the_vocabulary_is_computed_by_the_kernel():

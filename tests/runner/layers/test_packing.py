@@ -47,17 +47,17 @@ def test_projections_and_the_head_are_counted_where_there_is_room():
     network = kernel_pairs.network()
     held = held_by(network)
     weights = [network.lm_head.weight, *(part.weight for layer in network.model.layers for part in _projections(layer))]
-    whole = packing_bytes(network, PLENTY)
+    whole = packing_bytes(network, PLENTY, tiny.VOCABULARY)
     assert whole == sum(4 * n * (depth + 1) for n, depth in (weight.shape for weight in weights))  # one number more: the bias
     least = int((held + whole) / SHARE) + 1
-    assert packing_bytes(network, least) == whole
-    assert packing_bytes(network, least - 8) == 0
+    assert packing_bytes(network, least, tiny.VOCABULARY) == whole
+    assert packing_bytes(network, least - 8, tiny.VOCABULARY) == 0
 
 
 def test_quantized_weights_are_not_packed():
     network = kernel_pairs.network()
     network.set_dtype(mx.float16)
-    assert packing_bytes(network, PLENTY) == 0
+    assert packing_bytes(network, PLENTY, tiny.VOCABULARY) == 0
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "phi3", "qwen3_moe", "gpt_oss", "mamba2", "lfm2", "qwen3_next"])
@@ -75,6 +75,16 @@ def test_a_loaded_model_counts_them_as_its_plan_does(tmp_path: Path, kind: str):
     with context_of(smaller.network).reading_logits():
         assert np.array_equal(found, smaller.network(tokens))
     assert packed_of(smaller.network) == 0
+
+
+def test_models_that_are_loaded_later_keep_their_room(tmp_path: Path):
+    folder = write_checkpoint(tmp_path / "tiny")
+    packed = loaded(folder, PLENTY).weight_bytes
+    memory = int(packed / SHARE) + 1
+    for beside in (0, 8):
+        found, planned = load_model(*of(folder), memory, beside=beside), outline(*of(folder), memory, beside=beside)
+        assert context_of(found.network).packs == (beside == 0)
+        assert found.weight_bytes == planned.weight_bytes == (packed if beside == 0 else held_by(found.network))
 
 
 def loaded(folder: Path, memory: int) -> LanguageModel:

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from mlx import nn
 from mlx_bulk.runner.core.errors import ModelError
+from mlx_bulk.runner.layers.call_context import context_of
+from mlx_bulk.runner.layers.kernel_injection import substitute
 from mlx_bulk.runner.layers.kv_cache import make_caches as empty
 from mlx_bulk.runner.layers.lm_head import Head
 from mlx_bulk.runner.models.adapters import AdapterRefused, Adapters
@@ -18,8 +20,9 @@ from mlx_lm.utils import load_adapters
 from numpy.typing import NDArray
 
 from ...adapters import save_adapter, write_adapter, write_full
+from ..support import kernel_models
 from ..support.made_up_pictures import NoiseTower
-from ..support.tiny import fresh
+from ..support.tiny import VOCABULARY, fresh
 
 IDS = (5, 17, 3, 3, 200, 41, 9)
 
@@ -55,6 +58,20 @@ def test_an_adapter_put_on_is_that_of_mlx_lm_and_off_is_the_base(name: str, kind
     with adapters.off():
         np.testing.assert_array_equal(logits(network), base)
     np.testing.assert_array_equal(logits(network), alone(folder, name))
+
+
+@kernel_models.needed
+@pytest.mark.parametrize(("kind", "kernels"), [("lora", True), ("dora", False)])
+def test_the_blas_keeps_its_threads_under_dora_which_multiplies_by_it(kind: str, kernels: bool, tmp_path: Path):
+    network = fresh()
+    with kernel_models.originals():
+        assert substitute(network, VOCABULARY, None)
+        adapters = adapters_of(network)
+        assert context_of(network).multiplies
+        adapters.put_on(write_adapter(tmp_path, network, kind))
+        assert context_of(network).multiplies == kernels
+        adapters.back()
+        assert context_of(network).multiplies
 
 
 @pytest.mark.parametrize("dropout", [None, 0.5])

@@ -13,7 +13,7 @@ from mlx_bulk.runner.layers import kernel_injection
 from mlx_bulk.runner.models import model_pool
 from mlx_bulk.runner.models.checkpoint import Checkpoint, find_checkpoint
 from mlx_bulk.runner.models.loader import WHOLE_SHARE, size
-from mlx_bulk.runner.models.model_pool import ModelChoice, ModelPool, dequantizes, memory_shares
+from mlx_bulk.runner.models.model_pool import ModelChoice, ModelPool, dequantizes, later_sizes, memory_shares
 from mlx_lm.utils import load as mlx_lm_load
 
 from ...adapters import write_adapter
@@ -138,3 +138,4 @@ def test_dequantization_follows_from_total_memory(tmp_path: Path) -> None:
         False,
     ]
     assert dequantizes(wanted(write_checkpoint(tmp_path / "plain")), PLENTY) is None
+    assert later_sizes(pairs, memory_shares(pairs, whole_bytes + least)) == [whole_bytes, 0]

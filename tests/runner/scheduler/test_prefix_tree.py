@@ -1,5 +1,6 @@
 """Tests trees of shared prefixes and their batches: each position is read once, and limits hold."""
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -209,6 +210,19 @@ def test_prompts_get_batches_of_their_own_where_sharing_would_compute_more_twice
     most = (60 // SAVING_SHARE + 4 * CALL_TOKENS) // 2
     assert together(most)
     assert not together(most + 1)
+
+
+def test_a_batch_of_leaves_has_no_more_pads_than_its_limit():
+    requests = [ScoreRequest(row, (passage(text),)) for row, text in enumerate(prompts_of((100, 90, 70, 69, 68, 30)))]
+    top = forest(requests, WIDE, shared=False)
+
+    def lengths(pads: float) -> list[list[int]]:
+        return [[len(leaf) for leaf in batch] for batch in segment_batches(top, replace(WIDE, pads=pads), equal_lengths=False)]
+
+    assert lengths(math.inf) == [[99, 89, 69, 68, 67, 29]]
+    assert lengths(40) == [[99, 89, 69], [68, 67, 29]]
+    assert lengths(39) == [[99, 89], [69, 68, 67], [29]]
+    assert lengths(0) == [[99], [89], [69], [68], [67], [29]]
 
 
 def test_documents_in_windows_are_finished_all_along():
