@@ -1,8 +1,9 @@
 """Measures what the extra ``cluster`` brings beside mlx-bulk, and that each system and Python has wheels for it. Needs a package index.
 
 pip resolves the requirements of mlx-bulk for each system and Python, with and without the extra. What is new is downloaded as wheels. Their
-files are counted as they lie on a disk, with the bytecode that pip makes of them, which is taken to be as large as the sources. The last
-line is JSON. Exit 1 where there is no wheel, or where the files take more than 40 MB.
+files are counted as they lie on a disk, with the bytecode that pip makes of them, which is taken to be as large as the sources. What a
+package requires on another system alone is not seen: pip asks for what its own system needs. The last line is JSON. Exit 1 where there is
+no wheel, or where the files take more than 40 MB.
 """
 
 import argparse

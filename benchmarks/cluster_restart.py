@@ -48,16 +48,16 @@ def restart(args: argparse.Namespace, root: Path) -> int:
         for _ in range(args.kills):
             # Each worker must have loaded its model, and this driver must have taken rows of its own.
             until(field, lambda: commits(run) > 2 * len(took) and loaded(field) >= args.workers)
-            before, models = commits(run), loaded(field)
+            before = commits(run)
             field.kill_driver()
             begun = time.monotonic()
             field.start_driver()
             until(field, lambda before=before: commits(run) > before)
             took.append(round(time.monotonic() - begun, 2))
-            loads += loaded(field) - models
         assert field.driver is not None
         if (code := field.driver.wait(PATIENCE)) != 0:
             wrong.append(f"the driver ended with {code}")
+        loads = loaded(field) - args.workers
         verified = subprocess.run([*COMMAND, "verify", str(run)], env=ENVIRONMENT, capture_output=True, text=True, check=False)
         wrong += [] if verified.returncode == 0 else [f"verify: {verified.returncode}: {verified.stdout}{verified.stderr}"]
         again, most = begun_again(run), args.kills * FSYNC_SECONDS * args.rows / (time.monotonic() - first)

@@ -10,7 +10,7 @@ CPU milliseconds a row are those of all processes in the same seconds. Where the
 equally fast, as on a shared machine. ``cores`` busy, which is CPU seconds by seconds, then says what the runner made of two.
 ``engines' cores`` counts the processes with models alone, and ``two_beside_one_engine_cores`` compares two workers with one by it.
 
-By default two workers have some 60 seconds of work, and a turn takes six minutes. Needs an idle machine of two cores or more. The last
+By default two workers have some two minutes of work, and a turn takes 13 minutes. Needs an idle machine of two cores or more. The last
 line is JSON.
 
 A process of one BLAS thread also has mlx's stream thread, which may take another core. With --pin each worker,
@@ -159,7 +159,7 @@ def start(config: Path, workers: int, cores: list[int]) -> Watched:
 def main() -> None:
     """Runs all in turns and prints the ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=2_400)
+    parser.add_argument("--rows", type=int, default=4_800)
     parser.add_argument("--tokens", type=int, default=32, help="new tokens a row")
     parser.add_argument("--turns", type=int, default=1)
     parser.add_argument("--model", type=Path, help="a checkpoint's folder, in place of random weights")

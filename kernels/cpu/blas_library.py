@@ -41,7 +41,7 @@ def limit_threads(library: ctypes.CDLL) -> None:
 
 
 def set_threads(library: ctypes.CDLL, count: int) -> None:
-    """Gives a BLAS so many threads, those that wait included."""
+    """Sets how many threads a BLAS has."""
     _call(_SETS, library, count)
 
 

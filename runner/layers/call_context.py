@@ -69,7 +69,7 @@ class CallContext:
     ``used``: names of the kernels that have computed something since it was cleared.
     ``packs``: projections, experts' too, hold their weights packed too.
     ``vocabulary``: the width of the logits. A projection with as many outputs makes them. 0 where nothing does.
-    ``multiplies``: our kernels compute the network's products, all but small ones.
+    ``multiplies``: our kernels compute nearly all of the network's products with weights, so the BLAS needs few cores.
     ``positions``: of the call's tokens, for a network whose rows can hold pictures. None: the caches know them.
     """
 

@@ -31,7 +31,7 @@ from ...kernels import attention, elementwise, linear, native
 from ..core.errors import first_line
 from .call_context import context_of
 from .cpu_blocks import DECODER_BLOCKS
-from .cpu_layers import run_kernel
+from .cpu_layers import FastLinear, FastSwitchLinear, run_kernel
 from .cpu_recurrent import fast_gated_delta, fast_state_space
 from .kv_cache import make_caches
 from .layer_patching import patch_layers, patch_quantized_layers, unpatch_layers
@@ -154,7 +154,7 @@ def packing_bytes(network: Any, memory: int, vocabulary: int) -> int:
     if native.library() is None:
         return 0
     layers: dict[int, Any] = {id(layer): layer for layer in network.modules()}  # one layer may stand in several places
-    weights = [layer.weight for layer in layers.values() if isinstance(layer, nn.Linear | SwitchLinear)]
+    weights = [layer.weight for layer in layers.values() if type(layer) in (nn.Linear, FastLinear, SwitchLinear, FastSwitchLinear)]
     if not any(weight.shape[-2] == vocabulary for weight in weights):  # then an embedding is the head too
         weights += [layer.weight for layer in layers.values() if isinstance(layer, nn.Embedding) and layer.weight.shape[0] == vocabulary]
     need = sum(linear.bytes_packed(weight) for weight in weights)
@@ -176,13 +176,13 @@ def restore(network: Any) -> None:
 def _put_back_but_quantized(network: Any, vocabulary: int) -> None:
     restore(network)
     patch_quantized_layers(network, vocabulary)
+    context_of(network).packs = False
 
 
 def _put(network: Any, vocabulary: int, packs: bool = False) -> None:
     _swap(_files(network), _ORIGINALS, _OURS)
     patch_layers(network, vocabulary)
-    context = context_of(network)
-    context.packs, context.multiplies = packs, native.library() is not None
+    context_of(network).packs = packs
 
 
 def only_inside(networks: Iterable[Any]) -> Callable[[], AbstractContextManager[None]]:

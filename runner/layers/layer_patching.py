@@ -10,6 +10,7 @@ from mlx_lm.models.activations import SwigluOAI
 from mlx_lm.models.mla import MultiLinear
 from mlx_lm.models.rope_utils import Llama3RoPE
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
+from mlx_lm.tuner.dora import DoRALinear
 
 from ...kernels import backend, native
 from .call_context import BUILT, context_of, drop_context, share_context
@@ -68,6 +69,7 @@ LAYERS: dict[type, type] = {
 }
 CLASSES = LAYERS | CONVOLUTIONS | BLOCKS | BODIES | FAST_STACKED
 WITH_CONTEXT: set[type] = {SectionedRope, *STACKED.values()}  # need the context of the network's calls on any device
+NEARLY_ALL = 0.9  # of the numbers of a network's weights: its other products may have one thread
 QUANTIZED = {
     original: LAYERS[original] for original in (nn.QuantizedLinear, nn.QuantizedEmbedding, ScaledQuantizedEmbedding, QuantizedSwitchLinear)
 }
@@ -83,11 +85,24 @@ def patch_quantized_layers(network: nn.Module, vocabulary: int = 0) -> None:
     _patch(network, QUANTIZED, vocabulary)
 
 
+def note_products(network: nn.Module) -> None:
+    """Notes in the context of a network's calls whether our kernels compute nearly all of its products with weights, as it is now."""
+    classes, ours, whole = set(CLASSES.values()), 0, 0
+    for layer in network.modules():
+        size = sum(array.size for array in layer.values() if isinstance(array, mx.array) and array.ndim > 1)
+        whole += size
+        ours += size if type(layer) in classes else 0
+        if isinstance(layer, DoRALinear):  # it reads its layer's weight, and multiplies by mlx
+            ours -= layer.linear.weight.size
+    context_of(network).multiplies = native.library() is not None and ours >= NEARLY_ALL * whole
+
+
 def _patch(network: nn.Module, classes: dict[type, type], vocabulary: int) -> None:
     for layer in _change(network, classes):
         layer.eval()
     share_context(network, _ours(network))
     context_of(network).vocabulary = vocabulary
+    note_products(network)
 
 
 def unpatch_layers(network: nn.Module) -> None:

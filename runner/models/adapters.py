@@ -17,11 +17,11 @@ import mlx.core as mx
 import numpy as np
 from mlx import nn
 from mlx.utils import tree_flatten
-from mlx_lm.tuner.dora import DoRALinear
 from numpy.typing import NDArray
 
 from ..core.errors import ModelError, first_line
-from ..layers.call_context import context_of, reads_pictures
+from ..layers.call_context import reads_pictures
+from ..layers.layer_patching import note_products
 
 CONFIG, TENSORS = "adapter_config.json", "adapters.safetensors"
 TRIAL = (0, 1, 0, 0, 1, 1, 0, 1)  # ids that every vocabulary has
@@ -64,7 +64,6 @@ class Adapters:
         self._arrays: dict[str, mx.array] = dict(tree_flatten(network.parameters()))
         self._on = self._first = _Replacement()
         self._truth: NDArray[np.float32] | None = None
-        self._multiplies = context_of(network).multiplies
 
     @property
     def nbytes(self) -> int:
@@ -142,8 +141,7 @@ class Adapters:
         for path, module in wanted.modules.items():
             _put(self._network, path, module)
         self._on = wanted
-        dora = any(isinstance(module, DoRALinear) for module in wanted.modules.values())  # its product is the BLAS's
-        context_of(self._network).multiplies = self._multiplies and not dora
+        note_products(self._network)
 
     def _restore(self, before: _Replacement) -> None:
         """Restores what was on before a failure, which may have left any module behind."""

@@ -6,7 +6,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_bulk.kernels import fused_logprobs, linear, logprobs, native
+from mlx_bulk.kernels import backend, fused_logprobs, linear, logprobs, native
 from mlx_bulk.kernels.fused_logprobs import Product
 from mlx_bulk.kernels.logprobs import Scores
 from numpy.typing import NDArray
@@ -51,16 +51,23 @@ def test_bits_are_those_of_logits_that_are_kept(rows: int, vocabulary: int, dept
         assert_equal(fused_logprobs.on_cpu(of, counts, targets, greedy=True), kept(of, at, targets))
 
 
+SPAN = 3 * 256 * backend.threads()  # logits of a task for each thread; with three times as many tasks read the packed weight
+
+
 @pytest.mark.parametrize("rows", [3, 16, 200])
-@pytest.mark.parametrize("vocabulary", [16, 256, 768, 784, 1600])
+@pytest.mark.parametrize("vocabulary", [16, 768, 3 * SPAN, 3 * SPAN + 16, 4 * SPAN + 272])
 def test_a_packed_weight_gives_the_same_bits(rows: int, vocabulary: int):
     targets = np.random.default_rng(rows).integers(0, vocabulary, rows).astype(np.int32)
     for bias in (None, normal(vocabulary)):
         for cap in (0.0, 3.0):
             of = replace(product(normal(rows, 401), normal(vocabulary, 401, seed=1), bias), cap=cap)
-            packed = replace(of, packing=linear.packed(of.weight, of.bias))  # pyright: ignore[reportArgumentType]
-            once = np.ones(rows, np.intp)
+            packing = linear.packed(of.weight, of.bias)  # pyright: ignore[reportArgumentType]
+            packed, once = replace(of, packing=packing), np.ones(rows, np.intp)
             assert_equal(fused_logprobs.on_cpu(packed, once, targets, greedy=True), fused_logprobs.on_cpu(of, once, targets, greedy=True))
+            packing[:] = 1e30  # who reads it, finds no logprob any more
+            reads = rows > 4 and vocabulary >= 3 * SPAN and not native.tiles()
+            spoilt = fused_logprobs.on_cpu(packed, once, targets, greedy=True).logprobs
+            assert np.array_equal(spoilt, fused_logprobs.on_cpu(of, once, targets, greedy=True).logprobs) != reads
 
 
 def test_a_large_vocabulary_loses_no_precision():

@@ -1,13 +1,16 @@
 """Tests a network's call: our layers see all its arguments during the call, and nothing of them afterwards."""
 
 import copy
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 from mlx import nn
-from mlx_bulk.runner.layers.call_context import context_of
+from mlx_bulk.kernels import backend
+from mlx_bulk.runner.layers.call_context import context_of, share_context
 from mlx_bulk.runner.layers.kv_cache import make_caches
 from mlx_bulk.runner.layers.layer_patching import patch_layers, unpatch_layers
 from mlx_bulk.runner.layers.lm_head import Head
@@ -60,6 +63,32 @@ def test_each_network_has_calls_of_its_own():
     assert all(context_of(model.layer) is context for model, context in zip((first, second, twin), contexts, strict=True))
     unpatch_layers(first)
     assert context_of(first) is not contexts[0]
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_the_blas_has_one_thread_in_a_call_of_our_kernels_and_all_after_it(monkeypatch: pytest.MonkeyPatch, ours: bool):
+    threads = [4]
+
+    @contextmanager
+    def one() -> Generator[None]:
+        threads[0] = 1
+        try:
+            yield
+        finally:
+            threads[0] = 4
+
+    class Failing(nn.Module):
+        def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+            seen.append(threads[0])
+            raise ValueError
+
+    monkeypatch.setattr(backend, "one_blas_thread", one)
+    seen, model = list[int](), Failing()
+    share_context(model, [])
+    context_of(model).multiplies = ours
+    with pytest.raises(ValueError):  # noqa: PT011
+        Network(model)(TOKENS, None)
+    assert (seen, threads) == ([1 if ours else 4], [4])
 
 
 def test_a_call_of_which_nothing_is_read_fills_the_caches():
