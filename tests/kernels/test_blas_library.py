@@ -16,7 +16,7 @@ CHOOSES = "from mlx_bulk.kernels import backend; from mlx_bulk.kernels.cpu impor
 
 def printed(code: str, folder: Path, **variables: str) -> list[str]:
     """What a new Python prints, in which no BLAS is open and nobody says how many threads it may have."""
-    left_out = {*blas_library.VARIABLES, "OPENBLAS_CORETYPE"}
+    left_out = {*blas_library.VARIABLES, "OPENBLAS_CORETYPE", "MLX_BULK_CPU"}
     environment = {name: value for name, value in os.environ.items() if name not in left_out} | variables
     environment |= {"XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", str(folder))}
     done = subprocess.run([sys.executable, "-c", STARTS + CHOOSES + code], env=environment, capture_output=True, text=True, check=True)
