@@ -144,9 +144,8 @@ def _build(layer: Any, weights: dict[str, Any]) -> Block | None:
     eps = {"eps": layer["input_layernorm"].eps, "second_eps": layer["post_attention_layernorm"].eps}
     if "q_norm" in weights:
         eps |= {"q_eps": attn["q_norm"].eps, "k_eps": attn["k_norm"].eps}
-    packed = {
-        name: packing_of(layer[parent][f"{name}_proj"], weights[name], weights.get(f"{name}_bias")) for name, parent in PROJECTIONS.items()
-    }
+    parts = {name: layer[parent][f"{name}_proj"] for name, parent in PROJECTIONS.items()}
+    packed = {name: packing_of(part, weights[name], weights.get(f"{name}_bias")) for name, part in parts.items()}
     constants = Constants(width=width, scale=attn.scale, position_scale=scale, neighbours=rope.traditional, **eps)
     return Block(Weights(**weights, frequencies=frequencies), constants, packed)
 
