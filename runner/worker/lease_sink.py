@@ -4,7 +4,7 @@ It stands where a run's writer stands. Does not know the engine; ``LeaseSession`
 """
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,8 +27,8 @@ _FRAME_RECORDS, _FRAME_BYTES = 256, 4 << 20
 class _HeldRecords:
     """What a shard's next message will hold."""
 
-    admitted: list[Place] = field(default_factory=list[Place])
-    resolved: list[Place] = field(default_factory=list[Place])
+    admitted: dict[int, int] = field(default_factory=dict[int, int])  # how many records each row has in all, by position
+    resolved: set[Place] = field(default_factory=set[Place])
     results: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     errors: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     bytes: int = 0
@@ -72,7 +72,7 @@ class LeaseSink:
     def admit(self, position: int, samples: int) -> None:
         """Notes how many records or failures the row has in all."""
         with self._lock:
-            self._of(position).admitted.append((position, samples))
+            self._of(position).admitted[position] = samples
             if (lease := self._leases.get(position)) is not None:
                 lease.ledger.admit(self._layout.row_of(position), samples)
                 self._settle(lease, position)
@@ -84,10 +84,10 @@ class LeaseSink:
     def add_group(self, position: int, records: Mapping[int, dict[str, Any]]) -> None:
         """Takes all records of a row; they travel in one frame."""
         with self._lock:
-            held = self._of(position)
+            held = self._without(position, records)
             for sample, record in records.items():
                 held.results.append(record | record_place(self._schema, self._layout, position, sample))
-                held.resolved.append((position, sample))
+                held.resolved.add((position, sample))
                 held.bytes += record_bytes(record)
             if (lease := self._leases.get(position)) is not None:
                 for sample in records:
@@ -103,9 +103,10 @@ class LeaseSink:
                     lease.ledger.add_error(self._layout.row_of(failure.row), None)
                     self._settle(lease, failure.row)
                 return
-            held = self._of(failure.row)
+            sample = WHOLE if failure.sample is None else failure.sample
+            held = self._without(failure.row, (sample,))
             held.errors.append(error_record(self._schema, self._layout, failure))
-            held.resolved.append((failure.row, WHOLE if failure.sample is None else failure.sample))
+            held.resolved.add((failure.row, sample))
             held.bytes += len(failure.input)
             if (lease := self._leases.get(failure.row)) is not None:
                 lease.ledger.add_error(self._layout.row_of(failure.row), failure.sample)
@@ -129,6 +130,17 @@ class LeaseSink:
 
     def _of(self, position: int) -> _HeldRecords:
         return self._held.setdefault(self._layout.shard_of(position), _HeldRecords())
+
+    def _without(self, position: int, samples: Iterable[int]) -> _HeldRecords:
+        """Returns what is held of the row's shard, without these samples: where the row is done again, what was held leaves first."""
+        held = self._of(position)
+        if any((position, sample) in held.resolved for sample in samples):
+            self._send(self._layout.shard_of(position))
+            again = self._of(position)
+            if (admitted := held.admitted.get(position)) is not None:  # the driver may refuse the first message
+                again.admitted[position] = admitted
+            return again
+        return held
 
     def _after(self, position: int) -> None:
         shard = self._layout.shard_of(position)
@@ -161,4 +173,5 @@ class LeaseSink:
                 frames.append(Frame(kind.decode(), payload, checksum))
         self._number += 1
         tokens = self.tokens.take({position for position, _ in held.resolved})
-        self._tell(Frames(self._run, self._number, shard, tuple(held.admitted), tuple(held.resolved), tuple(frames), tokens))
+        admitted, resolved = tuple(held.admitted.items()), tuple(sorted(held.resolved))
+        self._tell(Frames(self._run, self._number, shard, admitted, resolved, tuple(frames), tokens))
