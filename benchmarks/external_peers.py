@@ -38,6 +38,7 @@ def external(peer: str, model: Any, work: Any, sizes: Any) -> dict[str, Any]:
         save(Path(name), model)
         work.completing.save(Path(name))
         command = [sys.executable, __file__, "--peer", peer, "--folder", name, "--kind", work.kind]
+        command += ["--samples", str(work.samples), "--prefix", str(work.prefix)]
         command += ["--rounds", str(sizes.rounds), "--short", str(sizes.short)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -45,10 +46,13 @@ def external(peer: str, model: Any, work: Any, sizes: Any) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def transformers_peer(folder: Path, kind: str, given: Completing) -> Run:
-    """``generate`` over one static batch, pads on the left; scoring in sorted batches, pads behind, the head in chunks."""
+def transformers_peer(folder: Path, kind: str, given: Completing, samples: int, prefix: int) -> Run:
+    """``generate`` over one static batch, pads in front; scoring in sorted batches, pads behind, the head in chunks.
+
+    A prefix is computed once. Its cache is copied for each row, and pads stand behind it.
+    """
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, DynamicCache
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(device).eval()
@@ -56,11 +60,20 @@ def transformers_peer(folder: Path, kind: str, given: Completing) -> Run:
 
     @torch.inference_mode()
     def completed(given: Completing) -> dict[str, Any]:
+        torch.manual_seed(0)
         width = max(map(len, given.prompts))
-        pads = [width - len(prompt) for prompt in given.prompts]
-        tokens = torch.tensor([[0] * pad + prompt for pad, prompt in zip(pads, given.prompts, strict=True)], device=device)
-        mask = torch.tensor([[0] * pad + [1] * (width - pad) for pad in pads], device=device)
-        done = model.generate(input_ids=tokens, attention_mask=mask, max_new_tokens=given.new, pad_token_id=0, do_sample=False)
+        padded = [(prompt[:prefix], width - len(prompt), prompt[prefix:]) for prompt in given.prompts]
+        tokens = torch.tensor([head + [0] * pads + rest for head, pads, rest in padded], device=device)
+        mask = torch.tensor([[1] * len(head) + [0] * pads + [1] * len(rest) for head, pads, rest in padded], device=device)
+        chosen: dict[str, Any] = {"do_sample": False}
+        if not given.greedy:
+            chosen = {"do_sample": True, "temperature": given.temperature, "top_p": given.top_p, "top_k": 0}
+            chosen["num_return_sequences"] = samples
+        if prefix:
+            chosen["past_key_values"] = DynamicCache(config=model.config)
+            model.base_model(input_ids=tokens[:1, :prefix], past_key_values=chosen["past_key_values"], use_cache=True)
+            chosen["past_key_values"].batch_repeat_interleave(len(tokens))
+        done = model.generate(input_ids=tokens, attention_mask=mask, max_new_tokens=given.new, pad_token_id=0, **chosen)
         return {"ids": done[:, width:].tolist()}
 
     @torch.inference_mode()
@@ -89,8 +102,8 @@ def transformers_peer(folder: Path, kind: str, given: Completing) -> Run:
     return lambda given: scored(given.prompts, best)
 
 
-def vllm_peer(folder: Path, kind: str, given: Completing) -> Run:
-    """``LLM.generate`` on token ids; prefixes that it kept of a round before are dropped."""
+def vllm_peer(folder: Path, kind: str, given: Completing, samples: int, prefix: int) -> Run:
+    """``LLM.generate`` on token ids. It finds a common prefix by itself; those that it kept of a round before are dropped."""
     from vllm import LLM, SamplingParams
 
     longest = max(map(len, given.prompts)) + given.new + 1
@@ -105,11 +118,13 @@ def vllm_peer(folder: Path, kind: str, given: Completing) -> Run:
 
     def completed(given: Completing) -> dict[str, Any]:
         llm.reset_prefix_cache()
-        own = {"max_tokens": given.new, "temperature": 0.0} if kind != "score" else {"max_tokens": 1, "prompt_logprobs": 0}
+        own: dict[str, Any] = {"max_tokens": 1, "prompt_logprobs": 0}
+        if kind != "score":
+            own = {"max_tokens": given.new, "temperature": given.temperature, "top_p": given.top_p, "n": samples}
         options = SamplingParams(ignore_eos=True, detokenize=False, **own)
         done = llm.generate([{"prompt_token_ids": prompt} for prompt in given.prompts], options, use_tqdm=False)
         if kind != "score":
-            return {"ids": [list(one.outputs[0].token_ids) for one in done]}
+            return {"ids": [list(output.token_ids) for one in done for output in one.outputs]}
         rows = zip(done, given.prompts, strict=True)
         found = [[said[token].logprob for said, token in zip(one.prompt_logprobs[1:], ids[1:], strict=True)] for one, ids in rows]
         return {"logprobs": found}
@@ -134,6 +149,8 @@ def main() -> None:
     parser.add_argument("--peer", choices=list(MODULES), required=True)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--kind", required=True)
+    parser.add_argument("--samples", type=int, default=1, help="a prompt")
+    parser.add_argument("--prefix", type=int, default=0, help="tokens that all prompts begin with")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--short", type=int, default=8)
     args = parser.parse_args()
@@ -142,7 +159,7 @@ def main() -> None:
     import torch
 
     work = Completing.load(args.folder)
-    run = {"transformers": transformers_peer, "vllm": vllm_peer}[args.peer](args.folder, args.kind, work)
+    run = {"transformers": transformers_peer, "vllm": vllm_peer}[args.peer](args.folder, args.kind, work, args.samples, args.prefix)
     run(work.first(len(work.prompts), args.short))
     found: dict[str, Any] = {}
     took = [round(_seconds(lambda: found.update(run(work))), 4) for _ in range(args.rounds)]

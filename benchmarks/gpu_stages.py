@@ -16,6 +16,7 @@ from random_models import Variant
 Kind = Literal["generate", "score", "samples", "prefix", "kv"]
 SAMPLED = {"temperature": 0.8, "top_p": 0.95}
 LEAST_NEW = 32  # tokens a row: with fewer, a step's time is not told from noise
+SHARED: tuple[Kind, ...] = ("samples", "prefix", "kv")  # works whose rows share a prompt, or have long ones
 FEWEST = {"score": 64, "samples": 4, "prefix": 16, "kv": 8}  # prompts
 ROUND = 4.0  # seconds that the device's limits may ask of a round; real rounds take some times as long
 MIXTURE_LAYERS = (None, 24, 12)  # of the mixture of experts: the most that fit in memory
@@ -170,6 +171,7 @@ def stages(kind: str, memory: int, sizes: Sizes, others: tuple[str, ...]) -> lis
     works: list[tuple[Kind, int]] = [("generate", middle), ("score", 0)]
     main += [Stage(small, kind, rows, (peer,)) for peer in others for kind, rows in works]
     rest += [Stage(Variant("8b"), kind, rows, (peer,)) for peer in others for kind, rows in works]
+    rest += [Stage(small, kind, 0, (peer,)) for peer in others for kind in SHARED]
     rest += [Stage(v, kind, rows) for v in larger for kind, rows in _further(many)]
     return main + rest
 
@@ -194,4 +196,5 @@ def _cpu_stages(sizes: Sizes, others: tuple[str, ...]) -> Iterator[Stage]:
     yield Stage(Variant("tiny-moe", four_bits=True), "generate", few)
     for peer in others:
         yield Stage(plain, "generate", few, (peer,))
-        yield Stage(plain, "score", 0, (peer,))
+        for kind in ("score", *SHARED):
+            yield Stage(plain, kind, 0, (peer,))

@@ -187,6 +187,7 @@ def test_the_most_important_stages_come_first():
     assert len(set(names)) == len(names)
     assert "30b-a3b 4 bits: generate 256 rows" in names
     assert "0.6b bfloat16: generate 256 rows (vllm)" in names
+    assert names.index("0.6b bfloat16: score (vllm)") < names.index("4b 4 bits: prefix") < names.index("0.6b bfloat16: prefix (vllm)")
     few = [stage.name for stage in stages.stages("metal", 16 << 30, stages.Sizes(), ())]
     assert "30b-a3b (12 layers) 4 bits: score" in few
 
@@ -296,8 +297,11 @@ def test_the_program_runs_every_stage_and_goes_on_where_it_ended(tmp_path: Path)
 @pytest.mark.oracle
 def test_transformers_stands_beside_ours_in_a_process_of_its_own(tmp_path: Path):
     command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--results", str(tmp_path / "gpu.json"), "--peers", "transformers"]
-    done = subprocess.run([*command, "--only", "transformers"], capture_output=True, text=True, check=False, timeout=300)
+    only = [f"{kind} (transformers)" for kind in ("score", "samples", "prefix")]
+    done = subprocess.run([*command, "--only", *only], capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
-    for stage in json.loads((tmp_path / "gpu.json").read_text())["stages"].values():
+    stages = json.loads((tmp_path / "gpu.json").read_text())["stages"].values()
+    assert [stage["kind"] for stage in stages] == ["score", "samples", "prefix"]
+    for stage in stages:
         assert stage["peers"]["transformers"]["tokens_per_second"] > 0
         assert "transformers" in stage["agreement"]
