@@ -1,4 +1,5 @@
-"""A decoder block on the CPU in one call: norm, attention over a cache, norm, gated feed-forward (Llama, Touvron et al. 2023).
+"""A decoder block on the CPU in one call: attention over a cache, then a gated feed-forward, with norms before them (Llama, Touvron et al.
+2023), behind them (OLMo 2), or both (Gemma 2).
 
 Part by part, mlx would wake up some ten times per block. In a decode step that takes as long as the arithmetic. All blocks of a step are
 one call too (``Stack``): weights push Python's data out of the processor's cache, and one call for each block then cost 0.1 ms more. Knows
@@ -18,19 +19,22 @@ from .. import attention, elementwise, linear, native, rope
 from ..attention import Mask
 from ..quantized import Matrix, QuantizedPlace, QuantizedWeight
 
+ACTIVATIONS = {"silu": nn.silu, "gelu_tanh": elementwise.reference_gelu_approx, "gelu": elementwise.reference_gelu}
 Angles = tuple[NDArray[np.float32], NDArray[np.float32]]  # cosines and sines [B, T, R / 2] of each token, dense
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A block's weights, float32 or quantized: projections [N, K]. All others are vectors. ``q_norm`` and ``k_norm`` are Qwen3's."""
+    """A block's weights, float32 or quantized: projections [N, K]. All others are vectors, None where there is none.
 
-    norm: mx.array
+    ``norm`` and ``second_norm`` come before attention and feed-forward, ``post_norm`` and ``second_post_norm`` behind them. ``q_norm`` and
+    ``k_norm`` are of a head's width, or of all heads' (``Constants.wide_norms``).
+    """
+
     q: Matrix
     k: Matrix
     v: Matrix
     o: Matrix
-    second_norm: mx.array
     gate: Matrix
     up: Matrix
     down: Matrix
@@ -41,6 +45,10 @@ class Weights:
     gate_bias: mx.array | None = None
     up_bias: mx.array | None = None
     down_bias: mx.array | None = None
+    norm: mx.array | None = None
+    post_norm: mx.array | None = None
+    second_norm: mx.array | None = None
+    second_post_norm: mx.array | None = None
     q_norm: mx.array | None = None
     k_norm: mx.array | None = None
     frequencies: mx.array = field(kw_only=True)  # [R / 2], radians a position
@@ -67,18 +75,30 @@ class Fronts:
     lengths: NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
-    """A block's constants. ``neighbours``: numbers are rotated in pairs (2i, 2i + 1), not (i, i + R / 2)."""
+    """A block's constants. The epsilons are those of the norms in ``Weights``.
+
+    norm_more: is added to the weights of norms. residual: by which the results of attention and feed-forward are multiplied before they are
+    added. cap: see ``attention.reference``. activation: the feed-forward's, one of ``ACTIVATIONS``. neighbours: pairs that are rotated are
+    (2i, 2i + 1), not (i, i + R / 2).
+    """
 
     width: int  # of a head
     scale: float  # of scores
-    eps: float
-    second_eps: float
+    eps: float = 0.0
+    post_eps: float = 0.0
+    second_eps: float = 0.0
+    second_post_eps: float = 0.0
     q_eps: float = 0.0
     k_eps: float = 0.0
+    norm_more: float = 0.0
+    residual: float = 1.0
+    cap: float = 0.0
     position_scale: float = 1.0
     neighbours: bool = False
+    wide_norms: bool = False
+    activation: str = "silu"
 
 
 def reference(
@@ -98,24 +118,30 @@ def reference(
     """
     b, t, _ = x.shape
 
-    def heads(y: mx.array) -> mx.array:
-        return y.reshape(b, t, -1, c.width).transpose(0, 2, 1, 3)
+    def normed(y: mx.array, norm: mx.array | None, eps: float) -> mx.array:
+        return y if norm is None else elementwise.reference_rms_norm(y, norm, eps, c.norm_more)
 
-    def turned(y: mx.array, norm: mx.array | None, eps: float) -> mx.array:
-        y = y if norm is None else elementwise.reference_rms_norm(y, norm, eps)
+    def heads(y: mx.array, norm: mx.array | None = None, eps: float = 0.0) -> mx.array:
+        y = normed(y, norm, eps) if c.wide_norms else y
+        y = y.reshape(b, t, -1, c.width).transpose(0, 2, 1, 3)
+        return y if c.wide_norms else normed(y, norm, eps)
+
+    def turned(y: mx.array) -> mx.array:
         if angles is not None:
             return rope.turned(y, mx.array(angles[0])[:, None], mx.array(angles[1])[:, None], c.neighbours)
         return rope.reference(y, w.frequencies, offset, c.position_scale, c.neighbours)
 
-    normed = elementwise.reference_rms_norm(x, w.norm, c.eps)
-    q, k, v = (heads(linear.reference(normed, *pair)) for pair in ((w.q, w.q_bias), (w.k, w.k_bias), (w.v, w.v_bias)))
-    keys = mx.concatenate([keys, turned(k, w.k_norm, c.k_eps)], axis=2)
-    values = mx.concatenate([values, v], axis=2)
-    seen = attention.reference(turned(q, w.q_norm, c.q_eps), keys, values, c.scale, mask)
-    x = x + linear.reference(seen.transpose(0, 2, 1, 3).reshape(b, t, -1), w.o, w.o_bias)
-    normed = elementwise.reference_rms_norm(x, w.second_norm, c.second_eps)
-    gated = nn.silu(linear.reference(normed, w.gate, w.gate_bias)) * linear.reference(normed, w.up, w.up_bias)
-    return x + linear.reference(gated, w.down, w.down_bias), keys, values
+    first = normed(x, w.norm, c.eps)
+    q, k, v = (linear.reference(first, *pair) for pair in ((w.q, w.q_bias), (w.k, w.k_bias), (w.v, w.v_bias)))
+    keys = mx.concatenate([keys, turned(heads(k, w.k_norm, c.k_eps))], axis=2)
+    values = mx.concatenate([values, heads(v)], axis=2)
+    seen = attention.reference(turned(heads(q, w.q_norm, c.q_eps)), keys, values, c.scale, mask, None, c.cap)
+    attended = linear.reference(seen.transpose(0, 2, 1, 3).reshape(b, t, -1), w.o, w.o_bias)
+    x = x + c.residual * normed(attended, w.post_norm, c.post_eps)
+    second = normed(x, w.second_norm, c.second_eps)
+    gate, up = linear.reference(second, w.gate, w.gate_bias), linear.reference(second, w.up, w.up_bias)
+    gated = ACTIVATIONS[c.activation](gate) * up
+    return x + c.residual * normed(linear.reference(gated, w.down, w.down_bias), w.second_post_norm, c.second_post_eps), keys, values
 
 
 class Block:
@@ -128,7 +154,11 @@ class Block:
     call: "_Call"  # with what all calls of the block share
 
     def __init__(self, weights: Weights, constants: Constants, packed: Mapping[str, NDArray[np.float32] | None] | None = None):
-        """packed: projections that are held packed too, with their biases, for calls of many rows (``linear.packed``). Raises Traced."""
+        """packed: projections that are held packed too, with their biases, for calls of many rows (``linear.packed``). Raises Traced.
+
+        ``q`` packed with ``k`` and ``v`` behind it is named "qkv", and ``gate`` with ``up`` "gate_up". These weights must then be views of
+        one array, and so must their biases.
+        """
         arrays = {field.name: getattr(weights, field.name) for field in fields(Weights)}
         self._views = {name: native.view(native.dense(array)) for name, array in arrays.items() if isinstance(array, mx.array)}
         self.call = _Call(**{name: view.ctypes.data for name, view in self._views.items()})
@@ -139,15 +169,31 @@ class Block:
             (QuantizedPlace * count)(*(QuantizedPlace.of(quantized[name]) if name in quantized else none for name in _PROJECTIONS)),
         )
         self.call.quantized = ctypes.addressof(self._quantized[1])
-        held = [None if packed is None else packed.get(name) for name in _PROJECTIONS]
+        packed = packed or {}
+        held = [packed.get(name) for name in _PROJECTIONS]
+        for name, (first, *others) in _JOINED.items():
+            if packed.get(name) is not None:
+                held[_PROJECTIONS.index(first)] = packed[name]
+                self._require_joined([first, *others])
         self._packed = held, (ctypes.c_void_p * count)(*(None if each is None else each.ctypes.data for each in held))
         self.call.packed = ctypes.addressof(self._packed[1])
         call, c = self.call, constants
         self.d, self.width, self.heads, self.kv = weights.q.shape[1], c.width, weights.q.shape[0] // c.width, weights.k.shape[0] // c.width
         call.d, call.width, call.heads, call.kv = self.d, self.width, self.heads, self.kv
         call.hidden, call.half = weights.gate.shape[0], weights.frequencies.size
-        call.eps, call.second_eps, call.q_eps, call.k_eps = c.eps, c.second_eps, c.q_eps, c.k_eps
-        call.scale, call.position_scale, call.neighbours = c.scale, c.position_scale, c.neighbours
+        call.joined_qkv, call.joined_mlp = (packed.get(name) is not None for name in _JOINED)
+        for name in (*_FLOATS, "neighbours", "wide_norms"):
+            setattr(call, name, getattr(c, name))
+        call.activation = [*ACTIVATIONS].index(c.activation)
+
+    def _require_joined(self, names: Sequence[str]) -> None:
+        """Raises ValueError unless the named weights lie one behind the other, and their biases too."""
+        for suffix in ("", "_bias"):
+            views = [self._views.get(name + suffix) for name in names]
+            ends = [None if view is None else view.ctypes.data + view.nbytes for view in views]
+            begins = [None if view is None else view.ctypes.data for view in views]
+            if ends[:-1] != begins[1:]:
+                raise ValueError(f"{', '.join(name + suffix for name in names)} are packed as one, and do not lie one behind the other")
 
     def __call__(
         self,
@@ -226,6 +272,9 @@ def _place(call: "_Call", rooms: Rooms) -> None:
 
 _WEIGHTS = tuple(one.name for one in fields(Weights))
 _PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
+_EPSILONS = ("eps", "post_eps", "second_eps", "second_post_eps", "q_eps", "k_eps")
+_FLOATS = (*_EPSILONS, "norm_more", "residual", "scale", "cap", "position_scale")
+_JOINED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 
 
 class _Call(ctypes.Structure):  # decoder_block.h's Block
@@ -235,7 +284,6 @@ class _Call(ctypes.Structure):  # decoder_block.h's Block
         *((name, ctypes.c_void_p) for name in ("rooms", "used", "real", "fronts", "front_rooms", "lengths")),
         *((name, ctypes.c_int64) for name in ("b", "t", "d", "heads", "kv", "width", "hidden", "half", "count", "longest")),
         ("ms", ctypes.c_int64 * 4),
-        *((name, ctypes.c_float) for name in ("eps", "second_eps", "q_eps", "k_eps", "scale", "position_scale")),
-        ("kind", ctypes.c_int32),
-        ("neighbours", ctypes.c_int32),
+        *((name, ctypes.c_float) for name in _FLOATS),
+        *((name, ctypes.c_int32) for name in ("kind", "neighbours", "wide_norms", "joined_qkv", "joined_mlp", "activation")),
     )

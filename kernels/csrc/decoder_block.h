@@ -1,5 +1,5 @@
-// A decoder block as in Llama: norm, attention with RoPE over a KV cache, norm, gated MLP. Appends to the caches and changes nothing that
-// they hold. Knows nothing of models.
+// A decoder block: attention with RoPE over a KV cache, then a gated MLP, each between norms of which some may be missing. Appends to the
+// caches and changes nothing that they hold. Knows nothing of models.
 
 #pragma once
 
@@ -18,8 +18,10 @@ namespace {
 
 // The struct's layout is that of `_Call` in kernels/blocks/decoder_block.py.
 struct Block {
-  const float *x, *norm, *q, *k, *v, *o, *second_norm, *gate, *up, *down;  // x [B, T, d], dense
-  const float *q_bias, *k_bias, *v_bias, *o_bias, *gate_bias, *up_bias, *down_bias, *q_norm, *k_norm;  // null where there is none
+  const float *x, *q, *k, *v, *o, *gate, *up, *down;  // x [B, T, d], dense
+  const float *q_bias, *k_bias, *v_bias, *o_bias, *gate_bias, *up_bias, *down_bias;  // null where there is none, as are norms
+  const float *norm, *post_norm, *second_norm, *second_post_norm;  // before and behind attention, before and behind the MLP
+  const float *q_norm, *k_norm;  // of a head; of all heads' numbers at once where `wide_norms`
   const float* frequencies;  // [half], radians a position
   const int64_t* starts;     // [1] or [B]
   const float *cosines, *sines;  // [B, T, half] in place of those of the starts; null where those serve
@@ -28,7 +30,9 @@ struct Block {
   // Each row's shared prefix, [kv, its room, width]; null where there is none.
   const float *const *front_keys, *const *front_values;
   const Quantized* quantized;                       // [7]: q, k, v, o, gate, up, down in place of those above; without words where float32
-  const float *const *packed;                       // [7]: those once more, with their biases, as in `Packed`; null where they are not
+  // [7]: those once more, with their biases, as in `Packed`; null where they are not. That of q holds k and v too where `joined_qkv`, that of
+  // gate holds up where `joined_mlp`: the weights, and the biases, then lie one behind the other.
+  const float *const *packed;
   float* out;                                       // [B, T, d]
   const int64_t* rooms;                             // [B], a cache's capacity in positions
   int64_t* used;                                    // [B], positions that it holds
@@ -38,8 +42,11 @@ struct Block {
   int64_t b, t, d, heads, kv, width, hidden, half;  // rows, positions, model width, heads, key heads, head width, MLP width, RoPE pairs
   int64_t count, longest;                           // number of starts; the most positions that a row holds after this call
   int64_t ms[4];                                    // the mask's strides in elements, 0 where it is broadcast
-  float eps, second_eps, q_eps, k_eps, scale, position_scale;
-  int32_t kind, neighbours;
+  float eps, post_eps, second_eps, second_post_eps, q_eps, k_eps;
+  float norm_more;  // is added to the weights of all norms
+  float residual;   // by which attention's and the MLP's results are multiplied before they are added
+  float scale, cap, position_scale;  // cap: see `Attention`
+  int32_t kind, neighbours, wide_norms, joined_qkv, joined_mlp, activation;
 
   // angles: of the starts; null where cosines and sines are given.
   void run(const Angles* angles) const {
@@ -61,7 +68,7 @@ struct Block {
     a.key_rows = keys, a.value_rows = values, a.rooms = rooms, a.used = used, a.from = from.data();
     a.front_key_rows = front_keys, a.front_value_rows = front_values, a.fronts = fronts, a.front_rooms = front_rooms;
     std::copy(ms, ms + 4, a.ms);
-    a.scale = scale, a.kind = (Mask)kind;
+    a.scale = scale, a.cap = cap, a.kind = (Mask)kind;
     a.run();
     for (long at = 0; at < rows; at += AT_ONCE) feed_forward(tokens, at, std::min(AT_ONCE, rows - at), attended, made);
     if (!whole) spread(from, made);
@@ -100,30 +107,32 @@ struct Block {
 
   // Computes some tokens' queries, keys and values; keys and values go to the caches.
   void project(const float* tokens, long first, long rows, float* queries, const std::vector<int64_t>& from, const Angles* angles) const {
-    long inner = heads * width, inner_kv = kv * width;
-    float *new_keys = spare(NEW_KEYS, rows * inner_kv), *new_values = spare(NEW_VALUES, rows * inner_kv);
-    auto normed = [&](long row, float* room) {
-      norm_row(tokens + (first + row) * d, norm, d, eps, room);
-      return room;
-    };
-    multiply(rows, d, normed, {{q, inner, queries + first * inner, inner, q_bias, nullptr, of(Q), packed[Q]},
-                               {k, inner_kv, new_keys, inner_kv, k_bias, nullptr, of(K), packed[K]},
-                               {v, inner_kv, new_values, inner_kv, v_bias, nullptr, of(V), packed[V]}}, few());
+    long inner = heads * width, inner_kv = kv * width, all = inner + 2 * inner_kv;
+    auto normed = [&](long row, float* room) { return before(tokens + (first + row) * d, norm, eps, room); };
+    bool joined = joined_qkv && packed[Q];
+    float *new_queries = queries + first * inner, *new_keys, *new_values;
+    if (joined) {
+      new_queries = spare(NEW_KEYS, rows * all), new_keys = new_queries + inner, new_values = new_keys + inner_kv;
+      multiply(rows, d, normed, {{q, all, new_queries, all, q_bias, nullptr, nullptr, packed[Q]}}, few());
+    } else {
+      new_keys = spare(NEW_KEYS, rows * inner_kv), new_values = spare(NEW_VALUES, rows * inner_kv);
+      multiply(rows, d, normed, {{q, inner, new_queries, inner, q_bias, nullptr, of(Q), packed[Q]},
+                                 {k, inner_kv, new_keys, inner_kv, k_bias, nullptr, of(K), packed[K]},
+                                 {v, inner_kv, new_values, inner_kv, v_bias, nullptr, of(V), packed[V]}}, few());
+    }
+    long apart = joined ? all : inner, apart_kv = joined ? all : inner_kv;  // from one token to the next
     pool::run(rows, [&](long i) {
       long row = std::upper_bound(from.begin(), from.end(), first + i) - from.begin() - 1, at = first + i - from[row];
       long angle = ((angles && count == 1 ? 0 : row * t) + at) * half;
       const float *c = (angles ? angles->cosines.data() : cosines) + angle, *s = (angles ? angles->sines.data() : sines) + angle;
-      for (long head = 0; head < heads; head++) {
-        float* of = queries + (first + i) * inner + head * width;
-        if (q_norm) norm_row(of, q_norm, width, q_eps, of);
-        rotate_row(of, c, s, half, width, neighbours, of);
-      }
+      float *query = new_queries + i * apart, *key = new_keys + i * apart_kv, *value = new_values + i * apart_kv;
+      norm_heads(query, heads, q_norm, q_eps), norm_heads(key, kv, k_norm, k_eps);
+      for (long head = 0; head < heads; head++)
+        rotate_row(query + head * width, c, s, half, width, neighbours, queries + (first + i) * inner + head * width);
       for (long head = 0; head < kv; head++) {
-        float *key = new_keys + i * inner_kv + head * width, *value = new_values + i * inner_kv + head * width;
-        if (k_norm) norm_row(key, k_norm, width, k_eps, key);
         long place = (head * rooms[row] + used[row] + at) * width;
-        rotate_row(key, c, s, half, width, neighbours, keys[row] + place);
-        std::copy(value, value + width, values[row] + place);
+        rotate_row(key + head * width, c, s, half, width, neighbours, keys[row] + place);
+        std::copy_n(value + head * width, width, values[row] + place);
       }
     });
   }
@@ -131,15 +140,42 @@ struct Block {
   // Computes the rest of the block after attention, for some tokens.
   void feed_forward(const float* tokens, long first, long rows, const float* attended, float* made) const {
     long inner = heads * width;
-    float* middle = spare(HIDDEN, rows * d);
+    float *middle = spare(HIDDEN, rows * d), *last = made + first * d;
+    const float* in = tokens + first * d;
     multiply(rows, inner, [&](long row, float*) { return attended + (first + row) * inner; },
-             {{o, d, middle, d, o_bias, tokens + first * d, of(O), packed[O]}}, few());
-    auto normed = [&](long row, float* room) {
-      norm_row(middle + row * d, second_norm, d, second_eps, room);
-      return room;
-    };
-    Gated mlp{gate, up, gate_bias, up_bias, d, hidden, few(), of(GATED), of(UPPER), packed[GATED], packed[UPPER]};
-    mlp.run(rows, normed, {down, d, made + first * d, d, down_bias, middle, of(DOWN), packed[DOWN]});
+             {{o, d, middle, d, o_bias, adds_alone(post_norm) ? in : nullptr, of(O), packed[O]}}, few());
+    behind(rows, in, post_norm, post_eps, middle);
+    auto normed = [&](long row, float* room) { return before(middle + row * d, second_norm, second_eps, room); };
+    Gated mlp{gate, up, gate_bias, up_bias, d, hidden, few(), of(GATED), of(UPPER), packed[GATED], packed[UPPER], (Activation)activation,
+              joined_mlp && packed[GATED]};
+    mlp.run(rows, normed, {down, d, last, d, down_bias, adds_alone(second_post_norm) ? middle : nullptr, of(DOWN), packed[DOWN]});
+    behind(rows, middle, second_post_norm, second_post_eps, last);
+  }
+
+  // Returns a row as attention or the MLP gets it, in `room` if it is changed.
+  const float* before(const float* row, const float* weight, float by, float* room) const {
+    if (!weight) return row;
+    norm_row(row, weight, d, by, room, norm_more);
+    return room;
+  }
+
+  // Whether attention's or the MLP's results are added as they are, so that their last product adds what came in.
+  bool adds_alone(const float* weight) const { return !weight && residual == 1; }
+
+  // made = in + what was made, after its norm and times `residual`
+  void behind(long rows, const float* in, const float* weight, float by, float* made) const {
+    if (adds_alone(weight)) return;
+    pool::run(rows, [&](long row) {
+      float* to = made + row * d;
+      if (weight) norm_row(to, weight, d, by, to, norm_more);
+      add_row(in + row * d, to, residual, d, to);
+    });
+  }
+
+  void norm_heads(float* row, long count, const float* weight, float by) const {
+    if (!weight) return;
+    if (wide_norms) return norm_row(row, weight, count * width, by, row, norm_more);
+    for (long head = 0; head < count; head++) norm_row(row + head * width, weight, width, by, row + head * width, norm_more);
   }
 };
 

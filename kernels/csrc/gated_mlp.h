@@ -1,4 +1,4 @@
-// A gated MLP: down (silu(gate x) * up x). With tiles the hidden layer is never stored in float32. A product's tiles are laid out as the
+// A gated MLP: down (f(gate x) * up x), where f is SiLU or GELU. With tiles the hidden layer is never stored in float32. A product's tiles are laid out as the
 // next product reads them, so their numbers are split into parts at once. Knows nothing of models.
 
 #pragma once
@@ -8,23 +8,34 @@
 
 namespace {
 
+enum Activation { SILU, GELU_TANH, GELU };  // in the order of ACTIVATIONS in kernels/blocks/decoder_block.py
+
 struct Gated {
   const float *gate, *up, *gate_bias, *up_bias;  // [hidden, depth] each, and [hidden] or null
   long depth, hidden;
   bool few;  // see `multiply`
   const Quantized *quantized_gate = nullptr, *quantized_up = nullptr;  // in place of gate and up, where not null
   const float *packed_gate = nullptr, *packed_up = nullptr;  // see `Target`
+  Activation activation = SILU;
+  bool joined = false;  // up and its bias lie behind gate and its own, and packed_gate holds both
 
   // Computes down's c for the m rows of x that `of` gives.
   void run(long m, const RowOf& of, const Target& down) const {
 #if TILES
-    if (tiles_allowed() && !quantized_gate && !quantized_up && !down.quantized) return in_tiles(m, of, down);
+    if (tiles_allowed() && activation == SILU && !quantized_gate && !quantized_up && !down.quantized) return in_tiles(m, of, down);
 #endif
-    float *gated = spare(GATE, m * hidden), *upper = spare(UP, m * hidden);
-    multiply(m, depth, of, {{gate, hidden, gated, hidden, gate_bias, nullptr, quantized_gate, packed_gate},
-                            {up, hidden, upper, hidden, up_bias, nullptr, quantized_up, packed_up}}, few);
+    long apart = joined ? 2 * hidden : hidden;
+    float *gated = spare(GATE, m * apart), *upper = joined ? gated + hidden : spare(UP, m * hidden);
+    if (joined)
+      multiply(m, depth, of, {{gate, apart, gated, apart, gate_bias, nullptr, nullptr, packed_gate}}, few);
+    else
+      multiply(m, depth, of, {{gate, hidden, gated, hidden, gate_bias, nullptr, quantized_gate, packed_gate},
+                              {up, hidden, upper, hidden, up_bias, nullptr, quantized_up, packed_up}}, few);
     auto active = [&](long row, float* room) {
-      each_of(gated + row * hidden, upper + row * hidden, hidden, room, swiglu_of);
+      const float *g = gated + row * apart, *u = upper + row * apart;
+      if (activation == SILU) each_of(g, u, hidden, room, swiglu_of);
+      else if (activation == GELU) each_of(g, u, hidden, room, geglu_of);
+      else each_of(g, u, hidden, room, geglu_tanh_of);
       return room;
     };
     multiply(m, hidden, active, {down}, few);

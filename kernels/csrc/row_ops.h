@@ -90,7 +90,19 @@ inline void each_of(const float* x, const float* y, long n, float* to, F f) {
   std::copy(c, c + n - i, to + i);
 }
 
+// to = x + by * y; `to` may be y
+inline void add_row(const float* x, const float* y, float by, long n, float* to) {
+  each_of(x, y, n, to, [=](V a, V b) { return a + by * b; });
+}
+
 inline V swiglu_of(V gate, V x) { return over_one_and_exp(gate * x, gate); }
+
+constexpr float GELU_SLOPE = 1.5957691f, GELU_CUBE = 0.044715f;  // 2 sqrt(2 / pi), and its factor of x^3
+
+// GELU in its tanh form times x: (1 + tanh(z)) / 2 = 1 / (1 + exp(-2 z))
+inline V geglu_tanh_of(V gate, V x) {
+  return over_one_and_exp(gate * x, GELU_SLOPE * (gate + GELU_CUBE * gate * gate * gate));
+}
 
 // min(gate, limit) sigmoid(slope min(gate, limit)) (clip(x, -limit, limit) + 1); NaN stays
 inline V clamped_swiglu_of(V gate, V x, float slope, float limit) {

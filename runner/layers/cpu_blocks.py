@@ -14,25 +14,21 @@ from weakref import WeakKeyDictionary
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.models import llama, qwen2, qwen3
 from mlx_lm.models.cache import KVCache
 from numpy.typing import NDArray
 
 from ...kernels import attention, native
 from ...kernels import rope as rotation
 from ...kernels.blocks.decoder_block import Angles, Block, Constants, Fronts, Rooms, Weights
-from ...kernels.quantized import Matrix, QuantizedWeight
+from ...kernels.quantized import QuantizedWeight
 from ...kernels.quantized import suits as suits_quantized
 from ..caches.cache_stand_ins import BothWays, PrefixView
 from ..caches.ragged_kv_cache import RaggedKVCache
+from .block_layouts import DECODER_BLOCKS, divided, layout_of, norm_constants, packings, parts_of
 from .call_context import BUILT, CallContext, context_of
-from .cpu_layers import FastLinear, FastQuantizedLinear, FastRMSNorm, packing_of, run_kernel
+from .cpu_layers import run_kernel
 from .rope_layers import FastLlama3RoPE, FastRoPE, FastSectionedRope
 
-DECODER_BLOCKS: tuple[type, ...] = (llama.TransformerBlock, qwen2.TransformerBlock, qwen3.TransformerBlock)
-PROJECTIONS = {"q": "self_attn", "k": "self_attn", "v": "self_attn", "o": "self_attn", "gate": "mlp", "up": "mlp", "down": "mlp"}
-NORMS = {"norm": "input_layernorm", "second_norm": "post_attention_layernorm"}
-HEAD_NORMS = ("q_norm", "k_norm")  # of the attention; some architectures have them
 CACHES = (NoneType, KVCache, PrefixView, RaggedKVCache)  # that the kernel can serve
 
 Lengths = NDArray[np.int64] | None  # tokens of each row in a call; pads follow
@@ -65,21 +61,21 @@ class BuiltBlock:
 
 def block_of(layer: Any) -> Block | None:
     """Returns the kernel's block for a layer with its present weights; None where the kernel can't serve it. Raises Traced."""
-    weights = _weights(layer)
-    if weights is None:
+    parts = parts_of(layer)
+    if parts is None:
         return None
     built: BuiltBlock | None = layer.__dict__.get(BUILT)
-    arrays = _arrays(weights)
+    arrays = _arrays(parts)
     if built is None or not built.of.hold(arrays):
-        if not all(suits_quantized(each) if isinstance(each, QuantizedWeight) else native.suits(each) for each in weights.values()):
+        if not all(suits_quantized(each) if isinstance(each, QuantizedWeight) else native.suits(each) for each in parts.values()):
             return None
-        built = BuiltBlock(native.Places(arrays), _build(layer, weights))
+        built = BuiltBlock(native.Places(arrays), _build(layer, parts))
         object.__setattr__(layer, BUILT, built)  # not among the layer's parameters
     return built.block
 
 
-def _arrays(weights: dict[str, Any]) -> list[mx.array]:
-    return [array for weight in weights.values() for array in (weight.arrays if isinstance(weight, QuantizedWeight) else (weight,))]
+def _arrays(parts: dict[str, Any]) -> list[mx.array]:
+    return [array for part in parts.values() for array in (part.arrays if isinstance(part, QuantizedWeight) else (part,))]
 
 
 def _written(layer: Any) -> WeakKeyDictionary[KVCache, WrittenCache]:
@@ -87,67 +83,51 @@ def _written(layer: Any) -> WeakKeyDictionary[KVCache, WrittenCache]:
     return layer.__dict__[BUILT].written
 
 
-def _weights(layer: Any) -> dict[str, Any] | None:
-    """Returns a layer's weights by the names of ``Weights``; None where a part is not one of our classes, as when it is adapted."""
-    weights: dict[str, Matrix] = {}
-    for name, parent in PROJECTIONS.items():
-        part = layer[parent].get(f"{name}_proj")
-        if type(part) not in (FastLinear, FastQuantizedLinear):
-            return None
-        weight = part["weight"] if type(part) is FastLinear else QuantizedWeight.of(part)
-        if weight is None:
-            return None
-        weights[name] = weight
-        if "bias" in part:
-            weights[f"{name}_bias"] = part["bias"]
-    norms = {name: layer[part] for name, part in NORMS.items()} | {name: layer["self_attn"].get(name) for name in HEAD_NORMS}
-    for name, norm in norms.items():
-        if norm is None:
-            continue
-        if type(norm) is not FastRMSNorm:
-            return None
-        weights[name] = norm["weight"]
-    return weights
-
-
-def _build(layer: Any, weights: dict[str, Any]) -> Block | None:
+def _build(layer: Any, parts: dict[str, Any]) -> Block | None:
     """Builds the kernel's block of a layer; None where it does not take the layer's shapes or rotation."""
-    attn, rope = layer["self_attn"], layer["self_attn"]["rope"]
+    attn, layout = layer["self_attn"], layout_of(layer)
+    weights = divided(parts, attn.n_heads, attn.n_kv_heads)
     width = weights["q"].shape[0] // attn.n_heads
-    (inner, d), inner_kv, hidden = weights["q"].shape, attn.n_kv_heads * width, weights["gate"].shape[0]
+    turning = _rotation(attn["rope"])
+    if not _fit(weights, attn.n_heads, attn.n_kv_heads, layout.wide_norms) or turning is None or 2 * turning[0].size > width:
+        return None
+    constants = Constants(
+        width=width,
+        scale=attn.scale,
+        position_scale=turning[1],
+        neighbours=attn["rope"].traditional,
+        **layout.constants(layer),
+        **norm_constants(layer),
+    )
+    return Block(Weights(**weights, frequencies=turning[0]), constants, packings(layer, parts))
+
+
+def _fit(weights: dict[str, Any], heads: int, kv: int, wide_norms: bool) -> bool:
+    """Returns True when all weights have shapes that fit together."""
+    (inner, d), hidden = weights["q"].shape, weights["gate"].shape[0]
+    width = inner // heads
+    inner_kv = kv * width
     shapes = {
-        "norm": (d,),
-        "second_norm": (d,),
-        "q": (attn.n_heads * width, d),
+        **dict.fromkeys(("norm", "post_norm", "second_norm", "second_post_norm"), (d,)),
+        "q": (heads * width, d),
         "k": (inner_kv, d),
         "v": (inner_kv, d),
         "o": (d, inner),
         "gate": (hidden, d),
         "up": (hidden, d),
         "down": (d, hidden),
-        "q_norm": (width,),
-        "k_norm": (width,),
+        "q_norm": (inner if wide_norms else width,),
+        "k_norm": (inner_kv if wide_norms else width,),
     }
-    shapes |= {f"{name}_bias": shapes[name][:1] for name in PROJECTIONS}
-    if any(weight.shape != shapes[name] for name, weight in weights.items()):
-        return None
+    shapes |= {f"{name}_bias": shape[:1] for name, shape in shapes.items() if len(shape) == 2}
+    return all(weight.shape == shapes[name] for name, weight in weights.items())
+
+
+def _rotation(rope: Any) -> tuple[mx.array, float] | None:
+    """Returns the frequencies [R / 2], in radians a position, and the scale of positions; None where the kernel can't turn so."""
     if type(rope) in (FastRoPE, FastSectionedRope):
-        dims, scale = rope.dims, rope.scale
-        frequencies = rotation.frequencies(dims, rope.base) if dims % 2 == 0 else None
-    elif type(rope) is FastLlama3RoPE:
-        frequencies, scale = rope.inverse(), 1.0
-        dims = 2 * frequencies.size
-    else:
-        return None
-    if frequencies is None or dims > width:
-        return None
-    eps = {"eps": layer["input_layernorm"].eps, "second_eps": layer["post_attention_layernorm"].eps}
-    if "q_norm" in weights:
-        eps |= {"q_eps": attn["q_norm"].eps, "k_eps": attn["k_norm"].eps}
-    parts = {name: layer[parent][f"{name}_proj"] for name, parent in PROJECTIONS.items()}
-    packed = {name: packing_of(part, weights[name], weights.get(f"{name}_bias")) for name, part in parts.items()}
-    constants = Constants(width=width, scale=attn.scale, position_scale=scale, neighbours=rope.traditional, **eps)
-    return Block(Weights(**weights, frequencies=frequencies), constants, packed)
+        return (rotation.frequencies(rope.dims, rope.base), rope.scale) if rope.dims % 2 == 0 else None
+    return (rope.inverse(), 1.0) if type(rope) is FastLlama3RoPE else None
 
 
 def _suits(block: Block, x: mx.array, mask: attention.Mask, cache: KVCache | PrefixView | None) -> bool:

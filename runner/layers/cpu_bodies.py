@@ -5,23 +5,34 @@ before have passed through it. Calls that the kernel cannot serve go to mlx-lm's
 (``cpu_blocks``). Between calls layers, their parts, classes and weights may change, as for ``cpu_blocks``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import is_
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models import llama, qwen2, qwen3
+from mlx_lm.models import gemma, gemma2, granite, llama, olmo2, phi3, qwen2, qwen3
 
 from ...kernels import native
 from ...kernels.blocks.decoder_block import Block, Stack
 from ..caches.ragged_kv_cache import RaggedKVCache
+from .block_layouts import HEAD_NORMS, layout_of
 from .call_context import BUILT, CallContext
-from .cpu_blocks import BLOCKS, HEAD_NORMS, NORMS, PROJECTIONS, block_of
+from .cpu_blocks import BLOCKS, block_of
 from .cpu_layers import run_kernel
 from .deepstack import FAST_STACKED
 
-DECODER_BODIES: tuple[type, ...] = (llama.LlamaModel, qwen2.Qwen2Model, qwen3.Qwen3Model)
+Factor = Callable[[Any], float]  # of a body: by what it multiplies embeddings
+DECODER_BODIES: dict[type, Factor | None] = {
+    llama.LlamaModel: None,
+    qwen2.Qwen2Model: None,
+    qwen3.Qwen3Model: None,
+    phi3.Phi3Model: None,
+    olmo2.LlamaModel: None,
+    granite.GraniteModel: lambda body: body.embedding_multiplier,
+    gemma.GemmaModel: lambda body: body.args.hidden_size**0.5,
+    gemma2.GemmaModel: lambda body: body.args.hidden_size**0.5,
+}
 ARRAYS = ("weight", "bias", "scales", "biases")
 _FAST_BLOCKS = {*BLOCKS.values(), *FAST_STACKED.values()}  # a class made of one of them may do more in its call
 
@@ -34,9 +45,12 @@ class _Watched:
         self._layers = list(layers)
         self._holders, self._names, self._held = list[Any](), list[str](), list[Any]()
         for layer in layers:
-            above = {parent: self._note(layer, parent) for parent in dict.fromkeys(PROJECTIONS.values())}
-            parts = [self._note(layer, name) for name in NORMS.values()] + [self._note(above["self_attn"], name) for name in HEAD_NORMS]
-            parts += [self._note(above[parent], f"{name}_proj") for name, parent in PROJECTIONS.items()]
+            layout = layout_of(layer)
+            places = [*layout.projections.values(), *HEAD_NORMS.values()]
+            above = {parent: self._note(layer, parent) for parent in dict.fromkeys(parent for parent, _ in places)}
+            parts = [self._note(layer, name) for name in layout.norms.values()] + [
+                self._note(above[parent], name) for parent, name in places
+            ]
             for part in parts:
                 if part is not None:
                     for name in ARRAYS:
@@ -121,7 +135,7 @@ def _is_placed(cache: Any) -> bool:
     return type(cache) is RaggedKVCache and not cache.pads_come
 
 
-def _fast(original: Any) -> Any:
+def _fast(original: Any, factor: Factor | None) -> Any:
     """Makes a class of bodies whose blocks are one kernel call."""
 
     class FastBody(original):
@@ -130,16 +144,19 @@ def _fast(original: Any) -> Any:
         _context: CallContext
 
         def __call__(self, inputs: Any, cache: Any = None, input_embeddings: mx.array | None = None) -> mx.array:
-            """Token ids [B, T], or their embeddings [B, T, d] -> hidden states [B, T, d]."""
+            """Token ids [B, T], or their embeddings [B, T, d] where the body takes them -> hidden states [B, T, d]."""
             _drop_old(self)
+            given = () if input_embeddings is None else (input_embeddings,)
             if not _steps(self, cache):
-                return super().__call__(inputs, cache, input_embeddings)
-            x = self.embed_tokens(inputs) if input_embeddings is None else input_embeddings
+                return super().__call__(inputs, cache, *given)
+            x = input_embeddings
+            if x is None:
+                x = self.embed_tokens(inputs) if factor is None else self.embed_tokens(inputs) * factor(self)
             built = _built(self, x)
             made = None if built is None else run_kernel(self._context.used, "block", lambda: built(x, cache), lambda: None)
-            return super().__call__(inputs, cache, x) if made is None else self.norm(made)
+            return super().__call__(inputs, cache, *given) if made is None else self.norm(made)
 
     return FastBody
 
 
-BODIES: dict[type, type] = {original: _fast(original) for original in DECODER_BODIES}
+BODIES: dict[type, type] = {original: _fast(original, factor) for original, factor in DECODER_BODIES.items()}

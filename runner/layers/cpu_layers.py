@@ -188,6 +188,9 @@ class FastScaledQuantizedEmbedding(FastQuantizedEmbedding, ScaledQuantizedEmbedd
     """``ScaledQuantizedEmbedding`` with that kernel."""
 
 
+NORM_CLASSES: dict[type, float] = {}  # classes made by ``rms_norm_class``, and what each adds to its weights
+
+
 def rms_norm_class(original: Any, more: float) -> Any:
     """Makes a class of an RMS norm that computes in one pass. ``more`` is 1 where its weights are held as their distance from 1."""
 
@@ -208,6 +211,7 @@ def rms_norm_class(original: Any, more: float) -> Any:
                 lambda: super(FastRMSNorm, self).__call__(x),
             )
 
+    NORM_CLASSES[FastRMSNorm] = more
     return FastRMSNorm
 
 

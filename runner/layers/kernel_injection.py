@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 
 from ...kernels import attention, elementwise, linear, native
 from ..core.errors import first_line
+from .block_layouts import has_kernel
 from .call_context import context_of
-from .cpu_blocks import DECODER_BLOCKS
 from .cpu_layers import FastLinear, FastSwitchLinear, run_kernel
 from .cpu_recurrent import fast_gated_delta, fast_state_space
 from .kv_cache import make_caches
@@ -164,7 +164,7 @@ def packing_bytes(network: Any, memory: int, vocabulary: int) -> int:
 
 def leaves_pads_out(network: Any) -> bool:
     """Returns True where pads behind a row are not computed: all layers, also of an outline, are blocks of which there is a kernel."""
-    return native.library() is not None and all(isinstance(layer, DECODER_BLOCKS) for layer in getattr(network, "layers", [None]))
+    return native.library() is not None and all(map(has_kernel, getattr(network, "layers", [None])))
 
 
 def restore(network: Any) -> None:

@@ -10,6 +10,9 @@ from mlx_bulk.kernels.blocks.decoder_block import Angles, Block, Constants, Room
 from numpy.typing import NDArray
 
 HELD = 123.0  # in the rooms behind what is used
+EPSILONS = ("eps", "post_eps", "second_eps", "second_post_eps", "q_eps", "k_eps")  # each another, so that none stands for one
+BEFORE, BEHIND = ("norm", "second_norm"), ("post_norm", "second_post_norm")
+AROUND: dict[str, tuple[str, ...]] = {"before": BEFORE, "behind": BEHIND, "both": BEFORE + BEHIND, "none": ()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,12 @@ class Shape:
     hidden: int = 70
     biased: bool = False
     normed: bool = False
+    around: tuple[str, ...] = ("norm", "second_norm")  # its norms of all numbers of a position
+    wide_norms: bool = False
+    norm_more: float = 0.0
+    residual: float = 1.0
+    cap: float = 0.0
+    activation: str = "silu"
     neighbours: bool = False
     rows: int = 2
     t: int = 5
@@ -53,9 +62,17 @@ def case(s: Shape, offset: int | mx.array | None = None) -> Case:
     depths = {"o": inner, "down": s.hidden}
     arrays = {name: random(n, k := depths.get(name, s.d), by=k**-0.5) for name, n in outputs.items()}
     arrays |= {f"{name}_bias": random(n) for name, n in outputs.items() if s.biased}
-    arrays |= {name: random(s.d, by=0.3, around=1.0) for name in ("norm", "second_norm")}
-    arrays |= {name: random(s.width, by=0.3, around=1.0) for name in ("q_norm", "k_norm") if s.normed}
-    constants = Constants(s.width, s.width**-0.5, 1e-5, 2e-2, 1e-3, 1e-1, 0.5, s.neighbours)  # each another, so that none stands for one
+    of_heads = {"q_norm": inner, "k_norm": inner_kv} if s.wide_norms else dict.fromkeys(("q_norm", "k_norm"), s.width)
+    arrays |= {name: random(s.d, by=0.3, around=1.0 - s.norm_more) for name in s.around}
+    arrays |= {name: random(n, by=0.3, around=1.0 - s.norm_more) for name, n in of_heads.items() if s.normed}
+    same = ("norm_more", "residual", "cap", "activation", "wide_norms", "neighbours")
+    constants = Constants(
+        width=s.width,
+        scale=s.width**-0.5,
+        position_scale=0.5,
+        **dict(zip(EPSILONS, (1e-5, 3e-2, 2e-2, 5e-2, 1e-3, 1e-1), strict=True)),
+        **{name: getattr(s, name) for name in same},
+    )
     cached = [random(s.rows, s.kv, s.used, s.width) for _ in range(2)]
     x = random(s.rows, s.t, s.d)
     weights = Weights(**arrays, frequencies=rope.frequencies(2 * s.half, 100.0))

@@ -15,7 +15,7 @@ from mlx_bulk.kernels.blocks import decoder_block
 from mlx_bulk.kernels.blocks.decoder_block import Block, Weights
 from numpy.typing import NDArray
 
-from .decoder_blocks import HELD, Case, Shape, called, case, masks, rooms_of
+from .decoder_blocks import AROUND, HELD, Case, Shape, called, case, masks, rooms_of
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="it serves the CPU, with g++")
 
@@ -51,6 +51,48 @@ def test_any_shape_agrees_with_the_specification(shape: Shape, heads: tuple[int,
     shape = replace(shape, heads=heads[0], kv=heads[1], width=widths[0], half=widths[1])
     offset = mx.arange(shape.rows) - 2 + shape.used if apart else None
     check(case(shape, offset), masks(shape.rows, shape.heads, shape.t, shape.used + shape.t)[kind])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.builds(
+        Shape, d=st.sampled_from([24, 65]), biased=st.booleans(), normed=st.booleans(), around=st.sampled_from(list(AROUND.values())),
+        wide_norms=st.booleans(), norm_more=st.sampled_from([0.0, 1.0]), residual=st.sampled_from([1.0, 0.22]),
+        cap=st.sampled_from([0.0, 2.0]), activation=st.sampled_from(list(decoder_block.ACTIVATIONS)),
+        rows=st.sampled_from([1, 3]), t=st.sampled_from([1, 17, 200]),
+    ),
+    st.sampled_from(KINDS),
+)  # fmt: skip
+def test_any_layout_agrees_with_the_specification(shape: Shape, kind: str):
+    check(case(shape), masks(shape.rows, shape.heads, shape.t, shape.t)[kind])
+
+
+@pytest.mark.parametrize(("rows", "t"), [(2, 1), (32, 1), (3, 70)])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("activation", decoder_block.ACTIVATIONS)
+def test_weights_that_are_packed_as_one_give_the_same_bits(rows: int, t: int, biased: bool, activation: str):
+    c = case(Shape(rows=rows, t=t, used=3, hidden=96, biased=biased, normed=True, activation=activation))
+    rooms = [np.full((rows, 2, 80, 16), 0.5, np.float32) for _ in range(2)]
+    of, held = rooms_of(rooms[0], rooms[1], 3), dict[str, Any]()
+    suffixes = ("", "_bias") if biased else ("",)
+    for joined, names in {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}.items():
+        whole = {suffix: mx.concatenate([getattr(c.weights, name + suffix) for name in names]) for suffix in suffixes}
+        mx.eval(whole)
+        begin = 0
+        for name in names:
+            end = begin + getattr(c.weights, name).shape[0]
+            c.weights = replace(c.weights, **{name + suffix: array[begin:end] for suffix, array in whole.items()})
+            begin = end
+        held[joined] = linear.packed(whole[""], whole.get("_bias"))
+    plain, packed = (np.array(Block(c.weights, c.constants, each)(c.x, of, np.array([3]), "causal")) for each in (None, held))
+    assert np.array_equal(plain, packed)
+
+
+def test_weights_that_are_packed_as_one_and_lie_apart_are_refused():
+    c = case(Shape())
+    held = linear.packed(mx.concatenate([c.weights.q, c.weights.k, c.weights.v]), None)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="q, k, v are packed as one, and do not lie one behind the other"):
+        Block(c.weights, c.constants, {"qkv": held})
 
 
 @pytest.mark.parametrize(("rows", "t"), [(2, 1), (32, 1), (3, 70)])
@@ -90,7 +132,7 @@ def test_given_angles_turn_each_token_of_each_row_by_its_own(rows: int, t: int, 
 @pytest.mark.parametrize("name", [field.name for field in fields(Weights) if field.name != "frequencies"])
 def test_each_array_enters(name: str):
     """An array that the kernel ignores would not show where it is small."""
-    c = case(Shape(biased=True, normed=True, used=3))
+    c = case(Shape(biased=True, normed=True, around=AROUND["both"], used=3))
     first = called(c, "causal")
     c.weights = replace(c.weights, **{name: getattr(c.weights, name) * 1.5})
     assert max(np.abs(a - b).max() for a, b in zip(first, called(c, "causal"), strict=True)) > 1e-2

@@ -30,7 +30,7 @@ USED = {
     "mamba2": ("convolution", "linear", "norm", "silu", "state space", "swiglu"),
     "lfm2": ("attention", "convolution", *DENSE, "swiglu"),
     "qwen3_next": ("attention", "convolution", "experts", "gated delta", *DENSE, "silu", "swiglu"),
-    "gemma2": ("attention", "gelu", *DENSE),
+    "gemma2": ("attention", "block", "gelu", *DENSE),
 }
 
 

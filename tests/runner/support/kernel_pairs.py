@@ -10,6 +10,7 @@ from mlx.utils import tree_map_with_path
 from mlx_bulk.runner.layers.call_context import context_of
 from mlx_bulk.runner.layers.kv_cache import make_caches
 from mlx_bulk.runner.layers.layer_patching import patch_layers
+from mlx_bulk.runner.layers.mended_layers import mend_layers
 
 from . import tiny
 
@@ -22,6 +23,19 @@ KINDS: dict[str, dict[str, Any]] = {
     "llama, heads of 20": {"head_dim": 20},
     "qwen2": {"head_dim": None},
     "qwen3": {},
+    "phi3": {},
+    "phi3, half of a head turned": {"partial_rotary_factor": 0.5},
+    "granite": {
+        "attention_bias": True,
+        "mlp_bias": True,
+        "attention_multiplier": 0.2,
+        "embedding_multiplier": 6.0,
+        "residual_multiplier": 0.7,
+        "logits_scaling": 0.2,
+    },
+    "olmo2": {},
+    "gemma": {"num_key_value_heads": 1},
+    "gemma2": {"query_pre_attn_scalar": 32, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 30.0},
 }
 
 
@@ -36,6 +50,7 @@ def network(kind: str = "llama") -> Any:
     def spread(_: str, w: mx.array) -> mx.array:
         return w * 3 if w.ndim == 2 else w + 0.3 * mx.random.normal(w.shape)
 
+    mend_layers(found)
     found.update(tree_map_with_path(spread, found.parameters()))
     mx.eval(found.parameters())
     return found.eval()

@@ -1,0 +1,135 @@
+"""What mlx-lm's decoder blocks are made of: where each architecture keeps its projections and norms, and what it does with them.
+
+``cpu_blocks`` makes the kernel's block of it. A block of a class that is not named here, or one with a part that is not of our classes (as
+when it is adapted), computes layer by layer.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlx import nn
+from mlx_lm.models import gemma, gemma2, granite, llama, olmo2, phi3, qwen2, qwen3
+from mlx_lm.models.rope_utils import Llama3RoPE
+from numpy.typing import NDArray
+
+from ...kernels.quantized import QuantizedWeight
+from .cpu_layers import NORM_CLASSES, FastLinear, FastQuantizedLinear, packing_of
+
+Place = tuple[str, str]  # the module in a block, and the part in it
+
+BEFORE = {"norm": "input_layernorm", "second_norm": "post_attention_layernorm"}
+BEHIND = {"post_norm": "post_attention_layernorm", "second_post_norm": "post_feedforward_layernorm"}
+AROUND = {"norm": "input_layernorm", "second_norm": "pre_feedforward_layernorm", **BEHIND}
+APART: Mapping[str, Place] = {
+    **{name: ("self_attn", f"{name}_proj") for name in ("q", "k", "v", "o")},
+    **{name: ("mlp", f"{name}_proj") for name in ("gate", "up", "down")},
+}
+JOINED: Mapping[str, Place] = {
+    **{name: ("self_attn", f"{name}_proj") for name in ("qkv", "o")},
+    **{name: ("mlp", f"{name}_proj") for name in ("gate_up", "down")},
+}
+HEAD_NORMS: Mapping[str, Place] = {name: ("self_attn", name) for name in ("q_norm", "k_norm")}  # some architectures have them
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A class of blocks. projections: by the names of ``Weights``; "qkv" and "gate_up" are several in one. norms: attributes of the block.
+
+    residual, cap: attributes of the block, and of its attention, that hold these ``Constants``; None where there are none.
+    """
+
+    projections: Mapping[str, Place] = field(default_factory=lambda: APART)
+    norms: Mapping[str, str] = field(default_factory=lambda: BEFORE)
+    wide_norms: bool = False
+    activation: str = "silu"
+    residual: str | None = None
+    cap: str | None = None
+
+    def constants(self, layer: Any) -> dict[str, Any]:
+        """Returns those of ``Constants`` that the layout knows, but for the epsilons."""
+        found: dict[str, Any] = {"wide_norms": self.wide_norms, "activation": self.activation}
+        found |= {} if self.residual is None else {"residual": getattr(layer, self.residual)}
+        return found | ({} if self.cap is None else {"cap": getattr(layer["self_attn"], self.cap)})
+
+
+_LAYOUTS: dict[type, Layout] = {
+    llama.TransformerBlock: Layout(),
+    qwen2.TransformerBlock: Layout(),
+    qwen3.TransformerBlock: Layout(),
+    phi3.TransformerBlock: Layout(JOINED),
+    granite.TransformerBlock: Layout(residual="residual_multiplier"),
+    olmo2.TransformerBlock: Layout(norms=BEHIND, wide_norms=True),
+    gemma.TransformerBlock: Layout(activation="gelu"),
+    gemma2.TransformerBlock: Layout(norms=AROUND, activation="gelu_tanh", cap="attn_logit_softcapping"),
+}
+DECODER_BLOCKS = tuple(_LAYOUTS)
+ROTATIONS = (nn.RoPE, Llama3RoPE)
+
+
+def has_kernel(layer: Any) -> bool:
+    """Returns True for a block, also of an outline, whose class and rotation the kernel serves."""
+    return isinstance(layer, DECODER_BLOCKS) and isinstance(layer["self_attn"].get("rope"), ROTATIONS)
+
+
+def layout_of(layer: Any) -> Layout:
+    """Returns the layout of a block, which is of one of ``DECODER_BLOCKS``."""
+    return next(layout for of, layout in _LAYOUTS.items() if isinstance(layer, of))
+
+
+def parts_of(layer: Any) -> dict[str, Any] | None:
+    """Returns a block's arrays and quantized weights by the layout's names, biases with "_bias" behind them.
+
+    None where a part is not one of our classes, as when it is adapted.
+    """
+    layout, found = layout_of(layer), dict[str, Any]()
+    for name, (parent, attribute) in layout.projections.items():
+        part = layer[parent].get(attribute)
+        if type(part) not in (FastLinear, FastQuantizedLinear):
+            return None
+        weight = part["weight"] if type(part) is FastLinear else QuantizedWeight.of(part)
+        if weight is None:
+            return None
+        found[name] = weight
+        if "bias" in part:
+            found[f"{name}_bias"] = part["bias"]
+    norms = norms_of(layer)
+    if not all(type(norm) in NORM_CLASSES for norm in norms.values()) or len({NORM_CLASSES[type(norm)] for norm in norms.values()}) > 1:
+        return None
+    return found | {name: norm["weight"] for name, norm in norms.items()}
+
+
+def norms_of(layer: Any) -> dict[str, Any]:
+    """Returns the norms that a block has, by the names of ``Weights``."""
+    found = {name: layer[attribute] for name, attribute in layout_of(layer).norms.items()}
+    return found | {name: layer[parent][attribute] for name, (parent, attribute) in HEAD_NORMS.items() if attribute in layer[parent]}
+
+
+def norm_constants(layer: Any) -> dict[str, Any]:
+    """Returns those of ``Constants`` that the norms of a block hold."""
+    norms = norms_of(layer)
+    return {f"{name.removesuffix('norm')}eps": norm.eps for name, norm in norms.items()} | {
+        "norm_more": max(NORM_CLASSES[type(norm)] for norm in norms.values())
+    }
+
+
+def divided(parts: Mapping[str, Any], heads: int, kv: int) -> dict[str, Any]:
+    """Returns the parts by the names of ``Weights``: of a projection that is several in one, views. heads, kv: numbers of heads."""
+    found: dict[str, Any] = {}
+    for name, array in parts.items():
+        base = name.removesuffix("_bias")
+        shares = {"qkv": {"q": heads, "k": kv, "v": kv}, "gate_up": {"gate": 1, "up": 1}}.get(base)
+        if shares is None:
+            found[name] = array
+            continue
+        unit, begin = array.shape[0] // sum(shares.values()), 0
+        for one, share in shares.items():
+            found[one + name.removeprefix(base)] = array[begin : begin + share * unit]
+            begin += share * unit
+    return found
+
+
+def packings(layer: Any, parts: Mapping[str, Any]) -> dict[str, NDArray[Any] | None]:
+    """Returns the projections that a block holds packed too, by the layout's names. Raises Traced."""
+    places = layout_of(layer).projections.items()
+    return {name: packing_of(layer[parent][at], parts[name], parts.get(f"{name}_bias")) for name, (parent, at) in places}
