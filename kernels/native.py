@@ -52,7 +52,7 @@ _ENTRIES: dict[str, list[Any]] = {
     "grouped": [_ARRAY, _ARRAY, _MAYBE, *[_ARRAY] * 4, _MAYBE],
     "quantized_grouped": [*[_ARRAY] * 4, _MAYBE, *[_ARRAY] * 4, _INT],
     "attention": [_ARRAY, _ARRAY, _ARRAY, _MAYBE, _MAYBE, _ARRAY, _FLOAT, _FLOAT, _INT],
-    "rotate": [_ARRAY, _ARRAY, _ARRAY, _ARRAY, _FLOAT, _INT],
+    "rotate": [_ARRAY, _ARRAY, _ARRAY, _ARRAY, _FLOAT, _FLOAT, _INT],
     "swiglu": [_ARRAY, _ARRAY, _ARRAY],
     "clamped_swiglu": [_ARRAY, _ARRAY, _ARRAY, _FLOAT, _FLOAT],
     "silu": [_ARRAY, _ARRAY],

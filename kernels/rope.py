@@ -24,15 +24,17 @@ def frequencies(dims: int, base: float) -> mx.array:
     return values
 
 
-def reference(x: mx.array, frequencies: mx.array, offset: int | mx.array, scale: float = 1.0, neighbours: bool = False) -> mx.array:
+def reference(
+    x: mx.array, frequencies: mx.array, offset: int | mx.array, scale: float = 1.0, neighbours: bool = False, magnitude: float = 1.0
+) -> mx.array:
     """Rotates x [B, H, T, D], from position ``offset`` on (an integer, or [B]) -> [B, H, T, D].
 
     The first 2 · len(frequencies) of D are rotated, the others stay. Pairs are (i, i + half), or with ``neighbours`` (2i, 2i + 1).
-    ``scale`` multiplies positions.
+    ``scale`` multiplies positions; ``magnitude`` the numbers that are rotated (YaRN, Peng et al. 2023; LongRoPE, Ding et al. 2024).
     """
     starts = mx.array(offset).reshape(-1, 1, 1, 1)
     angles = (starts + mx.arange(x.shape[2]).reshape(1, 1, -1, 1)) * scale * frequencies
-    return turned(x, mx.cos(angles), mx.sin(angles), neighbours)
+    return turned(x, magnitude * mx.cos(angles), magnitude * mx.sin(angles), neighbours)
 
 
 def turned(x: mx.array, cosines: mx.array, sines: mx.array, neighbours: bool = False) -> mx.array:
@@ -54,7 +56,9 @@ def suits(x: mx.array, dims: int, offset: int | mx.array) -> bool:
     return type(offset) is int and native.suits(x)
 
 
-def on_cpu(x: mx.array, frequencies: mx.array, offset: int | mx.array, scale: float = 1.0, neighbours: bool = False) -> mx.array:
+def on_cpu(
+    x: mx.array, frequencies: mx.array, offset: int | mx.array, scale: float = 1.0, neighbours: bool = False, magnitude: float = 1.0
+) -> mx.array:
     """Computes ``reference`` now, by the library. In memory the result is [B, T, H, D], as projections leave it."""
     native.evaluate_arrays(x, *([offset] if isinstance(offset, mx.array) else []))
     strides = native.layout(x).strides
@@ -63,5 +67,5 @@ def on_cpu(x: mx.array, frequencies: mx.array, offset: int | mx.array, scale: fl
     b, h, t, d = x.shape
     starts = np.array(offset, np.int64).reshape(-1)
     out = native.empty((b, t, h, d))
-    native.library().rotate(x, native.dense(frequencies), starts, out, scale, int(neighbours))
+    native.library().rotate(x, native.dense(frequencies), starts, out, scale, magnitude, int(neighbours))
     return out.transpose(0, 2, 1, 3)

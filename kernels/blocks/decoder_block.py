@@ -96,6 +96,7 @@ class Constants:
     residual: float = 1.0
     cap: float = 0.0
     position_scale: float = 1.0
+    magnitude: float = 1.0  # see ``rope.reference``
     neighbours: bool = False
     wide_norms: bool = False
     activation: str = "silu"
@@ -129,7 +130,7 @@ def reference(
     def turned(y: mx.array) -> mx.array:
         if angles is not None:
             return rope.turned(y, mx.array(angles[0])[:, None], mx.array(angles[1])[:, None], c.neighbours)
-        return rope.reference(y, w.frequencies, offset, c.position_scale, c.neighbours)
+        return rope.reference(y, w.frequencies, offset, c.position_scale, c.neighbours, c.magnitude)
 
     first = normed(x, w.norm, c.eps)
     q, k, v = (linear.reference(first, *pair) for pair in ((w.q, w.q_bias), (w.k, w.k_bias), (w.v, w.v_bias)))
@@ -273,7 +274,7 @@ def _place(call: "_Call", rooms: Rooms) -> None:
 _WEIGHTS = tuple(one.name for one in fields(Weights))
 _PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
 _EPSILONS = ("eps", "post_eps", "second_eps", "second_post_eps", "q_eps", "k_eps")
-_FLOATS = (*_EPSILONS, "norm_more", "residual", "scale", "cap", "position_scale")
+_FLOATS = (*_EPSILONS, "norm_more", "residual", "scale", "cap", "position_scale", "magnitude")
 _JOINED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 
 

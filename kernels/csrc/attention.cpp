@@ -14,9 +14,9 @@ namespace kernels {
 
 pthread_mutex_t angles_lock = PTHREAD_MUTEX_INITIALIZER;
 
-const Angles& angles_of(const float* frequencies, long half, const int64_t* starts, long rows, long t, float scale) {
+const Angles& angles_of(const float* frequencies, long half, const int64_t* starts, long rows, long t, float scale, float magnitude) {
   static Angles angles;
-  if (!angles.of(frequencies, half, starts, rows, t, scale)) angles.make(frequencies, half, starts, rows, t, scale);
+  if (!angles.of(frequencies, half, starts, rows, t, scale, magnitude)) angles.make(frequencies, half, starts, rows, t, scale, magnitude);
   return angles;
 }
 
@@ -27,7 +27,7 @@ namespace {
 // The caller holds the angles' lock.
 void run_turned(const Block& block) {
   if (block.cosines) return block.run(nullptr);
-  block.run(&angles_of(block.frequencies, block.half, block.starts, block.count, block.t, block.position_scale));
+  block.run(&angles_of(block.frequencies, block.half, block.starts, block.count, block.t, block.position_scale, block.magnitude));
 }
 
 }  // namespace
@@ -53,15 +53,15 @@ int attention(PyObject* q, PyObject* k, PyObject* v, PyObject* mask, PyObject* s
 }
 
 // RoPE: x [B, H, T, D], frequencies [R / 2], starts [1] or [B] int64 -> out [B, T, H, D]. x's last axis is dense. The first R of D numbers
-// are rotated, in pairs of neighbours or of number j with number j + R / 2.
-int rotate(PyObject* x, PyObject* frequencies, PyObject* starts, PyObject* out, float scale, int neighbours) try {
+// are rotated, in pairs of neighbours or of number j with number j + R / 2, and multiplied by `magnitude`.
+int rotate(PyObject* x, PyObject* frequencies, PyObject* starts, PyObject* out, float scale, float magnitude, int neighbours) try {
   Arrays arrays({x, frequencies, starts, out});
   if (!arrays.held) return -1;
   Guard guard(angles_lock);
   long b = arrays.size(0, 0), h = arrays.size(0, 1), t = arrays.size(0, 2), d = arrays.size(0, 3);
   long half = arrays.elements(1), rows = arrays.elements(2), strides[3];
   for (int i = 0; i < 3; i++) strides[i] = arrays.stride(0, i);
-  const Angles& made = angles_of(arrays.data(1), half, arrays.data<int64_t>(2), rows, t, scale);
+  const Angles& made = angles_of(arrays.data(1), half, arrays.data<int64_t>(2), rows, t, scale, magnitude);
   pool::run(b * t, [&](long i) {
     long angle = (rows > 1 ? i : i % t) * half;
     for (long head = 0; head < h; head++)

@@ -45,7 +45,7 @@ struct Block {
   float eps, post_eps, second_eps, second_post_eps, q_eps, k_eps;
   float norm_more;  // is added to the weights of all norms
   float residual;   // by which attention's and the MLP's results are multiplied before they are added
-  float scale, cap, position_scale;  // cap: see `Attention`
+  float scale, cap, position_scale, magnitude;  // cap: see `Attention`; magnitude: see `Angles`
   int32_t kind, neighbours, wide_norms, joined_qkv, joined_mlp, activation;
 
   // angles: of the starts; null where cosines and sines are given.

@@ -15,7 +15,7 @@ int encoder_block(const EncoderBlock* block) try {
   if (!block->half) return block->run(nullptr), 0;
   Guard guard(angles_lock);
   const int64_t start = 0;
-  block->run(&angles_of(block->frequencies, block->half, &start, 1, block->t, 1.0f));
+  block->run(&angles_of(block->frequencies, block->half, &start, 1, block->t, 1.0f, 1.0f));
   return 0;
 } catch (...) {
   return -2;

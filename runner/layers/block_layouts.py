@@ -8,13 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlx import nn
 from mlx_lm.models import gemma, gemma2, granite, llama, olmo2, phi3, qwen2, qwen3
-from mlx_lm.models.rope_utils import Llama3RoPE
 from numpy.typing import NDArray
 
 from ...kernels.quantized import QuantizedWeight
 from .cpu_layers import NORM_CLASSES, FastLinear, FastQuantizedLinear, packing_of
+from .rope_layers import ROTATIONS
 
 Place = tuple[str, str]  # the module in a block, and the part in it
 
@@ -64,7 +63,6 @@ _LAYOUTS: dict[type, Layout] = {
     gemma2.TransformerBlock: Layout(norms=AROUND, activation="gelu_tanh", cap="attn_logit_softcapping"),
 }
 DECODER_BLOCKS = tuple(_LAYOUTS)
-ROTATIONS = (nn.RoPE, Llama3RoPE)
 
 
 def has_kernel(layer: Any) -> bool:

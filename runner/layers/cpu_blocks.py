@@ -18,7 +18,6 @@ from mlx_lm.models.cache import KVCache
 from numpy.typing import NDArray
 
 from ...kernels import attention, native
-from ...kernels import rope as rotation
 from ...kernels.blocks.decoder_block import Angles, Block, Constants, Fronts, Rooms, Weights
 from ...kernels.quantized import QuantizedWeight
 from ...kernels.quantized import suits as suits_quantized
@@ -27,7 +26,7 @@ from ..caches.ragged_kv_cache import RaggedKVCache
 from .block_layouts import DECODER_BLOCKS, divided, layout_of, norm_constants, packings, parts_of
 from .call_context import BUILT, CallContext, context_of
 from .cpu_layers import run_kernel
-from .rope_layers import FastLlama3RoPE, FastRoPE, FastSectionedRope
+from .rope_layers import FREQUENCIES, FastRoPE, FastSectionedRope, Turning
 
 CACHES = (NoneType, KVCache, PrefixView, RaggedKVCache)  # that the kernel can serve
 
@@ -88,18 +87,19 @@ def _build(layer: Any, parts: dict[str, Any]) -> Block | None:
     attn, layout = layer["self_attn"], layout_of(layer)
     weights = divided(parts, attn.n_heads, attn.n_kv_heads)
     width = weights["q"].shape[0] // attn.n_heads
-    turning = _rotation(attn["rope"])
-    if not _fit(weights, attn.n_heads, attn.n_kv_heads, layout.wide_norms) or turning is None or 2 * turning[0].size > width:
+    turning = _turning(attn["rope"])
+    if not _fit(weights, attn.n_heads, attn.n_kv_heads, layout.wide_norms) or turning is None or 2 * turning.frequencies.size > width:
         return None
     constants = Constants(
         width=width,
         scale=attn.scale,
-        position_scale=turning[1],
-        neighbours=attn["rope"].traditional,
+        position_scale=turning.scale,
+        neighbours=turning.neighbours,
+        magnitude=turning.magnitude,
         **layout.constants(layer),
         **norm_constants(layer),
     )
-    return Block(Weights(**weights, frequencies=turning[0]), constants, packings(layer, parts))
+    return Block(Weights(**weights, frequencies=turning.frequencies), constants, packings(layer, parts))
 
 
 def _fit(weights: dict[str, Any], heads: int, kv: int, wide_norms: bool) -> bool:
@@ -123,11 +123,10 @@ def _fit(weights: dict[str, Any], heads: int, kv: int, wide_norms: bool) -> bool
     return all(weight.shape == shapes[name] for name, weight in weights.items())
 
 
-def _rotation(rope: Any) -> tuple[mx.array, float] | None:
-    """Returns the frequencies [R / 2], in radians a position, and the scale of positions; None where the kernel can't turn so."""
-    if type(rope) in (FastRoPE, FastSectionedRope):
-        return (rotation.frequencies(rope.dims, rope.base), rope.scale) if rope.dims % 2 == 0 else None
-    return (rope.inverse(), 1.0) if type(rope) is FastLlama3RoPE else None
+def _turning(rope: Any) -> Turning | None:
+    """Returns how a block's layer rotates; None where the kernel can't turn so."""
+    served = type(rope) in (FastRoPE, FastSectionedRope, *FREQUENCIES.values())
+    return rope.turning() if served and getattr(rope, "dims", 0) % 2 == 0 else None
 
 
 def _suits(block: Block, x: mx.array, mask: attention.Mask, cache: KVCache | PrefixView | None) -> bool:

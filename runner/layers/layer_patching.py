@@ -8,7 +8,6 @@ from mlx.utils import tree_flatten
 from mlx_lm.models import gear, gemma, gemma2, gemma3_text, minimax_m3_vl, muse_glimmer, recurrent_gemma
 from mlx_lm.models.activations import SwigluOAI
 from mlx_lm.models.mla import MultiLinear
-from mlx_lm.models.rope_utils import Llama3RoPE
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.tuner.dora import DoRALinear
 
@@ -36,7 +35,7 @@ from .cpu_layers import (
 from .cpu_recurrent import CONVOLUTIONS
 from .deepstack import FAST_STACKED, STACKED
 from .mended_layers import CappedAttention, ScaledEmbedding, ScaledQuantizedEmbedding
-from .rope_layers import FastLlama3RoPE, FastRoPE, FastSectionedRope, SectionedRope
+from .rope_layers import FREQUENCIES, FastRoPE, FastSectionedRope, SectionedRope
 
 AROUND_ONE: tuple[type, ...] = (
     gear.GearRMSNorm,
@@ -65,7 +64,7 @@ LAYERS: dict[type, type] = {
     SwigluOAI: FastSwigluOAI,
     nn.RoPE: FastRoPE,
     SectionedRope: FastSectionedRope,
-    Llama3RoPE: FastLlama3RoPE,
+    **FREQUENCIES,
 }
 CLASSES = LAYERS | CONVOLUTIONS | BLOCKS | BODIES | FAST_STACKED
 WITH_CONTEXT: set[type] = {SectionedRope, *STACKED.values()}  # need the context of the network's calls on any device

@@ -14,7 +14,7 @@ from typing import Any, cast
 import mlx.core as mx
 import numpy as np
 from mlx import nn
-from mlx_lm.models.rope_utils import Llama3RoPE
+from mlx_lm.models.rope_utils import Llama3RoPE, ProportionalRoPE, SuScaledRoPE, YarnRoPE
 from numpy.typing import NDArray
 
 from ...kernels import native, rope
@@ -25,6 +25,20 @@ from .cpu_layers import run_kernel
 
 POSITIONS = "_row_positions"  # a mark on a network whose caches hold its rows' positions: not among a module's parameters
 TAKING_TURNS = ("qwen3",)  # model types that begin so take turns even if their config does not say it
+
+
+@dataclass(slots=True, frozen=True)
+class Turning:
+    """How a layer rotates: the arguments of ``rope.reference``. frequencies: [R / 2]."""
+
+    frequencies: mx.array
+    scale: float = 1.0
+    neighbours: bool = False
+    magnitude: float = 1.0
+
+    def on_cpu(self, x: mx.array, offset: int | mx.array) -> mx.array:
+        """Rotates x [B, H, T, D] now, by the kernel."""
+        return rope.on_cpu(x, self.frequencies, offset, self.scale, self.neighbours, self.magnitude)
 
 
 class FastRoPE(nn.RoPE):
@@ -39,32 +53,52 @@ class FastRoPE(nn.RoPE):
         return run_kernel(
             self._context.used,
             "rotation",
-            lambda: rope.on_cpu(x, rope.frequencies(self.dims, self.base), offset, self.scale, self.traditional),
+            lambda: self.turning().on_cpu(x, offset),
             lambda: super(FastRoPE, self).__call__(x, offset),  # pyright: ignore[reportArgumentType]
         )
 
+    def turning(self) -> Turning:
+        """Returns how the layer rotates. Its ``dims`` are even."""
+        return Turning(rope.frequencies(self.dims, self.base), self.scale, self.traditional)
 
-class FastLlama3RoPE(Llama3RoPE):
-    """mlx-lm's ``Llama3RoPE`` with the same kernel."""
 
-    _context: CallContext
+def _by_frequencies(original: Any, dims: str = "dims", magnitude: str | None = None) -> Any:
+    """Makes a class of rotations by frequencies of their own, with the same kernel. dims, magnitude: attributes that hold these."""
 
-    def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
-        """x [B, H, T, D] -> the same shape."""
-        if self.training or not rope.suits(x, 2 * len(self._freqs), offset):
-            return super().__call__(x, offset)  # pyright: ignore[reportArgumentType]
-        return run_kernel(
-            self._context.used,
-            "rotation",
-            lambda: rope.on_cpu(x, self.inverse(), offset, 1.0, self.traditional),
-            lambda: super(FastLlama3RoPE, self).__call__(x, offset),  # pyright: ignore[reportArgumentType]
-        )
+    class FastRotation(original):
+        """A rotation with a kernel that computes the angles of a step once."""
 
-    def inverse(self) -> mx.array:
-        """Returns radians per position; ``_freqs`` are positions per radian."""
-        if "_inverse" not in self.__dict__:
-            object.__setattr__(self, "_inverse", native.dense(mx.reciprocal(self._freqs)))  # not among the module's parameters
-        return self.__dict__["_inverse"]
+        _context: CallContext
+
+        def __call__(self, x: mx.array, offset: int | mx.array = 0, **settings: Any) -> mx.array:
+            """x [B, H, T, D] -> the same shape. settings: of the original; they leave the call to it."""
+            if self.training or settings or not rope.suits(x, getattr(self, dims), offset):
+                return super().__call__(x, offset, **settings)
+            return run_kernel(
+                self._context.used,
+                "rotation",
+                lambda: self.turning().on_cpu(x, offset),
+                lambda: super(FastRotation, self).__call__(x, offset),
+            )
+
+        def turning(self) -> Turning:
+            """Returns how the layer rotates. ``_freqs`` are positions per radian."""
+            if "_turning" not in self.__dict__:
+                by = 1.0 if magnitude is None else getattr(self, magnitude)
+                made = Turning(native.dense(mx.reciprocal(self._freqs)), 1.0, getattr(self, "traditional", False), by)
+                object.__setattr__(self, "_turning", made)  # not among the module's parameters
+            return self.__dict__["_turning"]
+
+    return FastRotation
+
+
+FREQUENCIES: dict[type, type] = {
+    Llama3RoPE: _by_frequencies(Llama3RoPE),
+    YarnRoPE: _by_frequencies(YarnRoPE, magnitude="mscale"),
+    SuScaledRoPE: _by_frequencies(SuScaledRoPE, "dim", "_scale"),
+    ProportionalRoPE: _by_frequencies(ProportionalRoPE),
+}
+ROTATIONS = (nn.RoPE, *FREQUENCIES)  # mlx's classes that the kernel serves, and with them those derived from them here
 
 
 @dataclass(slots=True, frozen=True)

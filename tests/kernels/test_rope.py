@@ -12,14 +12,17 @@ pytestmark = pytest.mark.skipif(native.library() is None, reason="it serves the 
 ATOL = 2e-6  # of values around 1: roundings of cosines and sines, and of two products
 
 
-def both(x: mx.array, dims: int, offset: Any, base: float = 10000.0, scale: float = 1.0, neighbours: bool = False) -> list[Any]:
+def both(
+    x: mx.array, dims: int, offset: Any, base: float = 10000.0, scale: float = 1.0, neighbours: bool = False, magnitude: float = 1.0
+) -> list[Any]:
     frequencies = rope.frequencies(dims, base)
-    theirs = mx.fast.rope(x, dims, traditional=neighbours, base=base, scale=scale, offset=offset)
+    larger = x.at[..., :dims].multiply(magnitude)
+    theirs = mx.fast.rope(larger, dims, traditional=neighbours, base=base, scale=scale, offset=offset)
     return [
         np.array(y)
         for y in (
-            rope.on_cpu(x, frequencies, offset, scale, neighbours),
-            rope.reference(x, frequencies, offset, scale, neighbours),
+            rope.on_cpu(x, frequencies, offset, scale, neighbours, magnitude),
+            rope.reference(x, frequencies, offset, scale, neighbours, magnitude),
             theirs,
         )
     ]
@@ -47,13 +50,13 @@ def test_earlier_rotations_do_not_matter():
     """Angles are kept from call to call: other positions, lengths, frequencies and scales take others."""
     x = mx.random.normal((2, 2, 3, 16))
     first: dict[Any, Any] = {}
-    calls: list[Any] = [(16, 0, 1e4, 1.0), (16, 1, 1e4, 1.0), (8, 0, 1e4, 1.0), (16, 0, 1e3, 1.0), (16, 0, 1e4, 2.0)]
+    calls: list[Any] = [(16, 0, 1e4), (16, 1, 1e4), (8, 0, 1e4), (16, 0, 1e3), (16, 0, 1e4, 2.0), (8, 0, 1e4, 1.0, False, 1.2)]
     for _ in range(2):
-        for dims, offset, base, scale in calls:
+        for how in calls:
             for part in (x, x[:, :, :1], x[:1]):
-                key, found = (dims, offset, base, scale, part.shape), both(part, dims, offset, base, scale)[0]
-                np.testing.assert_array_equal(found, first.setdefault(key, found))
-                np.testing.assert_allclose(found, both(part, dims, offset, base, scale)[2], rtol=0, atol=ATOL)
+                found, _, theirs = both(part, *how)
+                np.testing.assert_array_equal(found, first.setdefault((how, part.shape), found))
+                np.testing.assert_allclose(found, theirs, rtol=0, atol=ATOL)
 
 
 def test_one_position_for_all_rows_is_that_of_each():

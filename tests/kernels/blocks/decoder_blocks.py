@@ -32,6 +32,7 @@ class Shape:
     norm_more: float = 0.0
     residual: float = 1.0
     cap: float = 0.0
+    magnitude: float = 1.0
     activation: str = "silu"
     neighbours: bool = False
     rows: int = 2
@@ -65,7 +66,7 @@ def case(s: Shape, offset: int | mx.array | None = None) -> Case:
     of_heads = {"q_norm": inner, "k_norm": inner_kv} if s.wide_norms else dict.fromkeys(("q_norm", "k_norm"), s.width)
     arrays |= {name: random(s.d, by=0.3, around=1.0 - s.norm_more) for name in s.around}
     arrays |= {name: random(n, by=0.3, around=1.0 - s.norm_more) for name, n in of_heads.items() if s.normed}
-    same = ("norm_more", "residual", "cap", "activation", "wide_norms", "neighbours")
+    same = ("norm_more", "residual", "cap", "magnitude", "activation", "wide_norms", "neighbours")
     constants = Constants(
         width=s.width,
         scale=s.width**-0.5,

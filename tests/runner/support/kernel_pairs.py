@@ -23,7 +23,13 @@ KINDS: dict[str, dict[str, Any]] = {
     "llama, heads of 20": {"head_dim": 20},
     "qwen2": {"head_dim": None},
     "qwen3": {},
+    "llama, yarn": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}},
     "phi3": {},
+    "phi3, longrope": {
+        "partial_rotary_factor": 0.75,
+        "original_max_position_embeddings": 64,
+        "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 6, "long_factor": [1.0, 1.1, 1.3, 2.0, 3.0, 4.0]},
+    },
     "phi3, half of a head turned": {"partial_rotary_factor": 0.5},
     "granite": {
         "attention_bias": True,
