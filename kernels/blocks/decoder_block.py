@@ -28,16 +28,17 @@ class Weights:
     """A block's weights, float32 or quantized: projections [N, K]. All others are vectors, None where there is none.
 
     ``norm`` and ``second_norm`` come before attention and feed-forward, ``post_norm`` and ``second_post_norm`` behind them. ``q_norm`` and
-    ``k_norm`` are of a head's width, or of all heads' (``Constants.wide_norms``).
+    ``k_norm`` are of a head's width, or of all heads' (``Constants.wide_norms``). Without ``gate``, ``up`` and ``down`` the block is its
+    first half: the feed-forward is somebody else's.
     """
 
     q: Matrix
     k: Matrix
     v: Matrix
     o: Matrix
-    gate: Matrix
-    up: Matrix
-    down: Matrix
+    gate: Matrix | None = None
+    up: Matrix | None = None
+    down: Matrix | None = None
     q_bias: mx.array | None = None
     k_bias: mx.array | None = None
     v_bias: mx.array | None = None
@@ -139,6 +140,8 @@ def reference(
     seen = attention.reference(turned(heads(q, w.q_norm, c.q_eps)), keys, values, c.scale, mask, None, c.cap)
     attended = linear.reference(seen.transpose(0, 2, 1, 3).reshape(b, t, -1), w.o, w.o_bias)
     x = x + c.residual * normed(attended, w.post_norm, c.post_eps)
+    if w.gate is None or w.up is None or w.down is None:
+        return x, keys, values
     second = normed(x, w.second_norm, c.second_eps)
     gate, up = linear.reference(second, w.gate, w.gate_bias), linear.reference(second, w.up, w.up_bias)
     gated = ACTIVATIONS[c.activation](gate) * up
@@ -181,7 +184,7 @@ class Block:
         call, c = self.call, constants
         self.d, self.width, self.heads, self.kv = weights.q.shape[1], c.width, weights.q.shape[0] // c.width, weights.k.shape[0] // c.width
         call.d, call.width, call.heads, call.kv = self.d, self.width, self.heads, self.kv
-        call.hidden, call.half = weights.gate.shape[0], weights.frequencies.size
+        call.hidden, call.half = 0 if weights.gate is None else weights.gate.shape[0], weights.frequencies.size
         call.joined_qkv, call.joined_mlp = (packed.get(name) is not None for name in _JOINED)
         for name in (*_FLOATS, "neighbours", "wide_norms"):
             setattr(call, name, getattr(c, name))

@@ -1,5 +1,5 @@
-// A decoder block: attention with RoPE over a KV cache, then a gated MLP, each between norms of which some may be missing. Appends to the
-// caches and changes nothing that they hold. Knows nothing of models.
+// A decoder block: attention with RoPE over a KV cache, then a gated MLP, each between norms of which some may be missing; or its first half
+// alone. Appends to the caches and changes nothing that they hold. Knows nothing of models.
 
 #pragma once
 
@@ -39,7 +39,8 @@ struct Block {
   const int64_t* real;                              // [B], how many of T are tokens, with pads after them; null where there are no pads
   const int64_t *fronts, *front_rooms;              // [B] each: positions in a row's prefix, and its capacity
   int64_t* lengths;                                 // [B], positions that a row holds, its prefix too; `count_written` alone uses it
-  int64_t b, t, d, heads, kv, width, hidden, half;  // rows, positions, model width, heads, key heads, head width, MLP width, RoPE pairs
+  // Rows, positions, model width, heads, key heads, head width, MLP width (0: there is no MLP), RoPE pairs.
+  int64_t b, t, d, heads, kv, width, hidden, half;
   int64_t count, longest;                           // number of starts; the most positions that a row holds after this call
   int64_t ms[4];                                    // the mask's strides in elements, 0 where it is broadcast
   float eps, post_eps, second_eps, second_post_eps, q_eps, k_eps;
@@ -140,11 +141,12 @@ struct Block {
   // Computes the rest of the block after attention, for some tokens.
   void feed_forward(const float* tokens, long first, long rows, const float* attended, float* made) const {
     long inner = heads * width;
-    float *middle = spare(HIDDEN, rows * d), *last = made + first * d;
+    float *last = made + first * d, *middle = hidden ? spare(HIDDEN, rows * d) : last;
     const float* in = tokens + first * d;
     multiply(rows, inner, [&](long row, float*) { return attended + (first + row) * inner; },
              {{o, d, middle, d, o_bias, adds_alone(post_norm) ? in : nullptr, of(O), packed[O]}}, few());
     behind(rows, in, post_norm, post_eps, middle);
+    if (!hidden) return;
     auto normed = [&](long row, float* room) { return before(middle + row * d, second_norm, second_eps, room); };
     Gated mlp{gate, up, gate_bias, up_bias, d, hidden, few(), of(GATED), of(UPPER), packed[GATED], packed[UPPER], (Activation)activation,
               joined_mlp && packed[GATED]};

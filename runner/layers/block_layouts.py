@@ -5,10 +5,11 @@ when it is adapted), computes layer by layer.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mlx_lm.models import gemma, gemma2, granite, llama, olmo2, phi3, qwen2, qwen3
+import mlx.core as mx
+from mlx_lm.models import gemma, gemma2, granite, llama, mixtral, olmo2, olmoe, phi3, qwen2, qwen2_moe, qwen3, qwen3_moe
 from numpy.typing import NDArray
 
 from ...kernels.quantized import QuantizedWeight
@@ -35,7 +36,9 @@ HEAD_NORMS: Mapping[str, Place] = {name: ("self_attn", name) for name in ("q_nor
 class Layout:
     """A class of blocks. projections: by the names of ``Weights``; "qkv" and "gate_up" are several in one. norms: attributes of the block.
 
-    residual, cap: attributes of the block, and of its attention, that hold these ``Constants``; None where there are none.
+    residual, cap: attributes of the block, and of its attention, that hold these ``Constants``; None where there are none. heads:
+    attributes of the attention with its numbers of heads, and of those of keys. rest: the norm and the feed-forward of the second half
+    (experts, say), where the kernel has the first half alone.
     """
 
     projections: Mapping[str, Place] = field(default_factory=lambda: APART)
@@ -44,6 +47,20 @@ class Layout:
     activation: str = "silu"
     residual: str | None = None
     cap: str | None = None
+    heads: tuple[str, str] = ("n_heads", "n_kv_heads")
+    rest: tuple[str, str] | None = None
+
+    def finished(self, layer: Any, x: mx.array) -> mx.array:
+        """Returns a block's output of what the kernel has computed of it."""
+        if self.rest is None:
+            return x
+        norm, feed_forward = self.rest
+        return x + layer[feed_forward](layer[norm](x))
+
+    def counts(self, layer: Any) -> tuple[int, int]:
+        """Returns how many heads the attention of a block has, and how many of keys."""
+        of, of_keys = (getattr(layer["self_attn"], name) for name in self.heads)
+        return of, of_keys
 
     def constants(self, layer: Any) -> dict[str, Any]:
         """Returns those of ``Constants`` that the layout knows, but for the epsilons."""
@@ -52,6 +69,10 @@ class Layout:
         return found | ({} if self.cap is None else {"cap": getattr(layer["self_attn"], self.cap)})
 
 
+_SECOND = BEFORE["second_norm"]
+_BEFORE_EXPERTS = Layout(
+    {name: place for name, place in APART.items() if place[0] == "self_attn"}, {"norm": BEFORE["norm"]}, rest=(_SECOND, "mlp")
+)
 _LAYOUTS: dict[type, Layout] = {
     llama.TransformerBlock: Layout(),
     qwen2.TransformerBlock: Layout(),
@@ -60,14 +81,19 @@ _LAYOUTS: dict[type, Layout] = {
     granite.TransformerBlock: Layout(residual="residual_multiplier"),
     olmo2.TransformerBlock: Layout(norms=BEHIND, wide_norms=True),
     gemma.TransformerBlock: Layout(activation="gelu"),
+    mixtral.MixtralDecoderLayer: replace(_BEFORE_EXPERTS, heads=("num_heads", "num_key_value_heads"), rest=(_SECOND, "block_sparse_moe")),
+    qwen2_moe.Qwen2MoeDecoderLayer: _BEFORE_EXPERTS,
+    qwen3_moe.Qwen3MoeDecoderLayer: _BEFORE_EXPERTS,
+    olmoe.TransformerBlock: replace(_BEFORE_EXPERTS, wide_norms=True),
     gemma2.TransformerBlock: Layout(norms=AROUND, activation="gelu_tanh", cap="attn_logit_softcapping"),
 }
 DECODER_BLOCKS = tuple(_LAYOUTS)
 
 
 def has_kernel(layer: Any) -> bool:
-    """Returns True for a block, also of an outline, whose class and rotation the kernel serves."""
-    return isinstance(layer, DECODER_BLOCKS) and isinstance(layer["self_attn"].get("rope"), ROTATIONS)
+    """Returns True for a block, also of an outline, whose class and rotation the kernel serves, and of which it computes all."""
+    whole = isinstance(layer, DECODER_BLOCKS) and layout_of(layer).rest is None
+    return whole and isinstance(layer["self_attn"].get("rope"), ROTATIONS)
 
 
 def layout_of(layer: Any) -> Layout:

@@ -6,7 +6,7 @@ an array that someone else may hold. A layer's weights may change between calls.
 change those, take our classes off first (``layer_patching``).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any
@@ -85,10 +85,11 @@ def _written(layer: Any) -> WeakKeyDictionary[KVCache, WrittenCache]:
 def _build(layer: Any, parts: dict[str, Any]) -> Block | None:
     """Builds the kernel's block of a layer; None where it does not take the layer's shapes or rotation."""
     attn, layout = layer["self_attn"], layout_of(layer)
-    weights = divided(parts, attn.n_heads, attn.n_kv_heads)
-    width = weights["q"].shape[0] // attn.n_heads
+    heads, kv = layout.counts(layer)
+    weights = divided(parts, heads, kv)
+    width = weights["q"].shape[0] // heads
     turning = _turning(attn["rope"])
-    if not _fit(weights, attn.n_heads, attn.n_kv_heads, layout.wide_norms) or turning is None or 2 * turning.frequencies.size > width:
+    if not _fit(weights, heads, kv, layout.wide_norms) or turning is None or 2 * turning.frequencies.size > width:
         return None
     constants = Constants(
         width=width,
@@ -104,7 +105,7 @@ def _build(layer: Any, parts: dict[str, Any]) -> Block | None:
 
 def _fit(weights: dict[str, Any], heads: int, kv: int, wide_norms: bool) -> bool:
     """Returns True when all weights have shapes that fit together."""
-    (inner, d), hidden = weights["q"].shape, weights["gate"].shape[0]
+    (inner, d), hidden = weights["q"].shape, weights["gate"].shape[0] if "gate" in weights else 0
     width = inner // heads
     inner_kv = kv * width
     shapes = {
@@ -243,15 +244,18 @@ def _fast(original: Any) -> Any:
                 return slow()
             if block is None:
                 return slow()
-            turns = _turns(self, context)
+            turns, lengths, finished = _turns(self, context), context.lengths, layout_of(self).finished
+
+            def run(made: Callable[[], mx.array]) -> mx.array:
+                return run_kernel(context.used, "block", lambda: finished(self, made()), slow)
+
             if type(held) is RaggedKVCache:
-                return run_kernel(context.used, "block", lambda: _run_rows(block, x, held, turns), slow)
+                return run(lambda: _run_rows(block, x, held, turns))
             if not _suits(block, x, mask, held):
                 return slow()
-            lengths = context.lengths
             if type(held) is KVCache:
-                return run_kernel(context.used, "block", lambda: _run_plain(block, x, mask, held, _written(self), lengths, turns), slow)
-            return run_kernel(context.used, "block", lambda: _run_unkept(block, x, mask, held, lengths, turns), slow)
+                return run(lambda: _run_plain(block, x, mask, held, _written(self), lengths, turns))
+            return run(lambda: _run_unkept(block, x, mask, held, lengths, turns))
 
     return FastBlock
 

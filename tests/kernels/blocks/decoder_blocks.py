@@ -24,7 +24,7 @@ class Shape:
     kv: int = 2
     width: int = 16
     half: int = 8  # pairs that are rotated
-    hidden: int = 70
+    hidden: int = 70  # 0: there is no feed-forward
     biased: bool = False
     normed: bool = False
     around: tuple[str, ...] = ("norm", "second_norm")  # its norms of all numbers of a position
@@ -61,7 +61,7 @@ def case(s: Shape, offset: int | mx.array | None = None) -> Case:
     inner, inner_kv = s.heads * s.width, s.kv * s.width
     outputs = {"q": inner, "k": inner_kv, "v": inner_kv, "o": s.d, "gate": s.hidden, "up": s.hidden, "down": s.d}
     depths = {"o": inner, "down": s.hidden}
-    arrays = {name: random(n, k := depths.get(name, s.d), by=k**-0.5) for name, n in outputs.items()}
+    arrays = {name: random(n, k := depths.get(name, s.d), by=max(k, 1) ** -0.5) for name, n in outputs.items()}
     arrays |= {f"{name}_bias": random(n) for name, n in outputs.items() if s.biased}
     of_heads = {"q_norm": inner, "k_norm": inner_kv} if s.wide_norms else dict.fromkeys(("q_norm", "k_norm"), s.width)
     arrays |= {name: random(s.d, by=0.3, around=1.0 - s.norm_more) for name in s.around}
@@ -76,6 +76,8 @@ def case(s: Shape, offset: int | mx.array | None = None) -> Case:
     )
     cached = [random(s.rows, s.kv, s.used, s.width) for _ in range(2)]
     x = random(s.rows, s.t, s.d)
+    if not s.hidden:
+        arrays = {name: array for name, array in arrays.items() if name.split("_")[0] not in ("gate", "up", "down")}
     weights = Weights(**arrays, frequencies=rope.frequencies(2 * s.half, 100.0))
     return Case(weights, constants, x, cached[0], cached[1], s.used if offset is None else offset)
 

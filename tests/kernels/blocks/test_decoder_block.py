@@ -59,7 +59,7 @@ def test_any_shape_agrees_with_the_specification(shape: Shape, heads: tuple[int,
         Shape, d=st.sampled_from([24, 65]), biased=st.booleans(), normed=st.booleans(), around=st.sampled_from(list(AROUND.values())),
         wide_norms=st.booleans(), norm_more=st.sampled_from([0.0, 1.0]), residual=st.sampled_from([1.0, 0.22]),
         cap=st.sampled_from([0.0, 2.0]), magnitude=st.sampled_from([1.0, 1.2]), activation=st.sampled_from(list(decoder_block.ACTIVATIONS)),
-        rows=st.sampled_from([1, 3]), t=st.sampled_from([1, 17, 200]),
+        rows=st.sampled_from([1, 3]), t=st.sampled_from([1, 17, 200]), hidden=st.sampled_from([70, 0]),
     ),
     st.sampled_from(KINDS),
 )  # fmt: skip

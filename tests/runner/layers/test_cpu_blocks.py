@@ -25,7 +25,7 @@ from ..support.kernel_models import needed
 from ..support.kernel_pairs import KINDS, Both, ids
 
 pytestmark = needed
-QUICK = ("llama", "qwen3", "phi3", "granite", "olmo2", "gemma2")  # each layout
+QUICK = ("llama", "qwen3", "phi3", "granite", "olmo2", "mixtral", "gemma2")  # each layout
 
 
 @pytest.fixture

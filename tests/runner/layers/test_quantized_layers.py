@@ -50,7 +50,7 @@ def pair(kind: str = "llama", bits: int = 4) -> Both:
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_whole_blocks_of_quantized_weights(kind: str, bits: int):
     both = pair(kind, bits)
-    assert isinstance(both.networks[1].model.layers[0].mlp.down_proj, nn.QuantizedLinear)
+    assert any(isinstance(layer, nn.QuantizedLinear) for layer in both.networks[1].model.layers[0].modules())
     caches = both.caches(3, padded=True)
     for n in (40, 1, 9):
         both.call(ids(3, n, n), caches)

@@ -41,8 +41,13 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "olmo2": {},
     "gemma": {"num_key_value_heads": 1},
+    "qwen2_moe": {**tiny.CONFIGS["qwen3_moe"], "head_dim": None, "shared_expert_intermediate_size": 32},
+    "qwen3_moe": tiny.CONFIGS["qwen3_moe"],
+    "mixtral": tiny.CONFIGS["mixtral"],
+    "olmoe": {**tiny.CONFIGS["mixtral"], "num_experts": 4, "norm_topk_prob": True, "attention_bias": False, "mlp_bias": False},
     "gemma2": {"query_pre_attn_scalar": 32, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 30.0},
 }
+HALVES = ("qwen2_moe", "qwen3_moe", "mixtral", "olmoe")  # the kernel has their blocks' first halves: experts follow
 
 
 def network(kind: str = "llama") -> Any:
