@@ -13,10 +13,10 @@ import mlx.core as mx
 import numpy as np
 from mlx_bulk.runner.caches.image_blocks import attend_in_blocks
 from mlx_bulk.runner.core.images import ImageTable, PromptImage
-from mlx_bulk.runner.layers.deepstack import add_deepstack
-from mlx_bulk.runner.layers.mended_layers import mend_layers
-from mlx_bulk.runner.layers.rope_layers import sections_of, turn_by_sections
 from mlx_bulk.runner.models.config_compat import mlx_lm_settings
+from mlx_bulk.runner.patched_layers.deepstack import add_deepstack
+from mlx_bulk.runner.patched_layers.mended_layers import mend_layers
+from mlx_bulk.runner.patched_layers.rope_layers import sections_of, turn_by_sections
 from mlx_bulk.runner.vision.features import FeatureCache, ImageFeatures
 from mlx_bulk.runner.vision.image_embedding import read_pictures_with
 from mlx_bulk.runner.vision.picture_reader import sees_pictures_both_ways

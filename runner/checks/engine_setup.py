@@ -22,11 +22,11 @@ from ..core.logprob_options import LogprobOptions
 from ..engine.prefix_disk_cache import PrefixCache
 from ..engine.setup import Setup
 from ..layers.kernel_injection import leaves_pads_out
-from ..layers.mended_layers import experts_workspace
-from ..layers.rope_layers import has_positions
 from ..models.checkpoint import checkpoint_fingerprints
 from ..models.device_memory import kv_bytes
 from ..models.loader import LanguageModel
+from ..patched_layers.mended_layers import experts_workspace
+from ..patched_layers.rope_layers import has_positions
 from ..scheduler.limits import Limits, least_limits
 from ..scheduler.prefix_tree import CALL_TOKENS
 from ..vision.features import share_image_memory

@@ -16,9 +16,9 @@ from ..core.images import ImageTable
 from ..core.logprob_options import LogprobOptions
 from ..encoders.registry import encoder_class
 from ..engine.setup import BatchFeatures, Setup
-from ..layers.mended_layers import experts_workspace
 from ..models.device_memory import kv_bytes
 from ..models.loader import LanguageModel
+from ..patched_layers.mended_layers import experts_workspace
 from ..pooling.spec import PoolingSpec
 from ..scheduler.limits import Limits
 from ..vision.features import share_image_memory

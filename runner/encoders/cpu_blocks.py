@@ -1,6 +1,6 @@
 """An encoder's blocks as one CPU kernel call each, put in if its states stay the same.
 
-As the decoders' blocks (``layers/cpu_blocks.py``): a block gets a class of ours, which leaves to mlx what the kernel is not made for.
+As decoders' blocks (``patched_layers/cpu_blocks.py``): a block gets a class of ours, which leaves to mlx what the kernel is not made for.
 Weights are packed at the first call, and again where they have changed. Pads are not computed.
 """
 
@@ -19,9 +19,9 @@ from ...kernels import attention, linear, native
 from ...kernels.blocks import encoder_block
 from ...kernels.blocks.encoder_block import EncoderConstants, EncoderWeights, PackedBlock
 from ..core.errors import first_line
-from ..layers.call_context import BUILT, CallContext, context_of
-from ..layers.cpu_layers import FastGELU, FastLayerNorm, FastLinear, run_kernel
-from ..layers.layer_patching import CLASSES, patch_layers, unpatch_layers
+from ..patched_layers.call_context import BUILT, CallContext, context_of
+from ..patched_layers.cpu_layers import FastGELU, FastLayerNorm, FastLinear, run_kernel
+from ..patched_layers.layer_patching import CLASSES, patch_layers, unpatch_layers
 from .attention import AttentionMask
 from .blocks import PostNormBlock, PreNormBlock
 from .encoder import Encoder

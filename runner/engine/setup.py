@@ -12,8 +12,8 @@ from ..core.kv_quantization import KVQuantization
 from ..core.logprob_options import LogprobOptions
 from ..layers.lm_head import Head
 from ..layers.network import Network
-from ..layers.rope_layers import has_positions
 from ..models.adapters import Adapters
+from ..patched_layers.rope_layers import has_positions
 from ..ranks.ranks import ALONE, Ranks
 from ..scheduler.limits import Limits
 from .prefix_disk_cache import PrefixCache

@@ -13,8 +13,8 @@ from ...configs.schema import JobConfig
 from ...kernels import backend
 from ..data.spooled_stdin import reads_stdin
 from ..engine.setup import Setup
-from ..layers.mended_layers import experts_workspace
 from ..models.model_pool import ModelPool
+from ..patched_layers.mended_layers import experts_workspace
 from ..pipeline.job import Kind
 from ..pipeline.loading import outline_models
 from ..pipeline.run_spec import RunSpec, with_rows_of_run

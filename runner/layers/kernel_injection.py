@@ -29,12 +29,12 @@ from numpy.typing import NDArray
 
 from ...kernels import attention, elementwise, linear, native
 from ..core.errors import first_line
-from .block_layouts import has_kernel
-from .call_context import context_of
-from .cpu_layers import FastLinear, FastSwitchLinear, run_kernel
-from .cpu_recurrent import fast_gated_delta, fast_state_space
+from ..patched_layers.block_layouts import has_kernel
+from ..patched_layers.call_context import context_of
+from ..patched_layers.cpu_layers import FastLinear, FastSwitchLinear, run_kernel
+from ..patched_layers.cpu_recurrent import fast_gated_delta, fast_state_space
+from ..patched_layers.layer_patching import patch_layers, patch_quantized_layers, unpatch_layers
 from .kv_cache import make_caches
-from .layer_patching import patch_layers, patch_quantized_layers, unpatch_layers
 from .network import Network
 
 log = logging.getLogger("mlx_bulk")

@@ -20,10 +20,10 @@ from ..caches.cache_stand_ins import PrefixView
 from ..caches.ragged_kv_cache import STEP, RaggedKVCache
 from ..caches.row_positions import RowPositions
 from ..core.kv_quantization import KVQuantization
+from ..patched_layers.cpu_blocks import row_cache, serves
+from ..patched_layers.rope_layers import has_positions
 from ..quantized_kv.quantized_attention import install
 from ..quantized_kv.quantized_caches import BatchQuantizedKVCache, PlainQuantizedKVCache
-from .cpu_blocks import row_cache, serves
-from .rope_layers import has_positions
 
 
 class Cache(Protocol):

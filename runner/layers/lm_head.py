@@ -13,7 +13,7 @@ from mlx import nn
 from numpy.typing import NDArray
 
 from ...kernels.fused_logprobs import Product
-from .call_context import context_of
+from ..patched_layers.call_context import context_of
 from .kv_cache import Caches
 
 BODIES = ("model", "backbone", "transformer")

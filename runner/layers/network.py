@@ -19,10 +19,10 @@ from ..caches.row_positions import RowPositions
 from ..core.arrays import Ids
 from ..core.errors import RowError
 from ..core.images import FIRST_IMAGE_ID, ImagePart, ImageTable, PromptImage
-from .call_context import READER, ImageReader, PlacedFeatures, context_of
+from ..patched_layers.call_context import READER, ImageReader, PlacedFeatures, context_of
+from ..patched_layers.rope_layers import has_positions
 from .kv_cache import Caches, make_caches, set_call_lengths
 from .lm_head import Head
-from .rope_layers import has_positions
 
 
 class Network:

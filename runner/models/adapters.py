@@ -20,8 +20,8 @@ from mlx.utils import tree_flatten
 from numpy.typing import NDArray
 
 from ..core.errors import ModelError, first_line
-from ..layers.call_context import reads_pictures
-from ..layers.layer_patching import note_products
+from ..patched_layers.call_context import reads_pictures
+from ..patched_layers.layer_patching import note_products
 
 CONFIG, TENSORS = "adapter_config.json", "adapters.safetensors"
 TRIAL = (0, 1, 0, 0, 1, 1, 0, 1)  # ids that every vocabulary has

@@ -17,7 +17,7 @@ def load_encoder(config: ModelConfig, checkpoint: Checkpoint, memory: int, *, pi
     import mlx.core as mx
 
     from ..encoders.cpu_blocks import packed_bytes, substitute_blocks
-    from ..layers.layer_patching import make_dense
+    from ..patched_layers.layer_patching import make_dense
 
     with refusing(checkpoint):
         network, need = _prepared(config, checkpoint, memory)

@@ -89,7 +89,7 @@ def load_model(
 
     from ...kernels import native
     from ..layers.kernel_injection import packing_bytes, substitute
-    from ..layers.layer_patching import make_dense, patch_quantized_layers
+    from ..patched_layers.layer_patching import make_dense, patch_quantized_layers
     from .adapters import Adapters
 
     def opened(folder: Path) -> Any:
@@ -205,7 +205,7 @@ def _prepared(config: ModelConfig, checkpoint: Checkpoint, memory: int, classes:
     """Makes the network with its adapter, dequantized if that fits; reads and computes nothing yet. Second: see ``whole_bytes``."""
     from mlx_lm.utils import dequantize_model
 
-    from ..layers.mended_layers import mend_layers
+    from ..patched_layers.mended_layers import mend_layers
     from .adapters import AdapterRefused, load_adapter
 
     network, dtype = _opened(config, checkpoint, classes), dtype_of(config.dtype)

@@ -22,7 +22,7 @@ from ..core.requests import PoolRequest
 from ..engine.interface import FixedWeights
 from ..engine.oom_backoff import MemoryBackoff
 from ..engine.setup import Setup
-from ..layers.rope_layers import has_positions
+from ..patched_layers.rope_layers import has_positions
 from ..pooling.decoder_body import DecoderBody
 from ..pooling.vectors import PoolingNetwork
 from ..scheduler.limits import Limits

@@ -19,9 +19,9 @@ from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 
 from ..core.errors import first_line
 from ..layers.kv_cache import make_caches
-from ..layers.layer_patching import is_patched, patch_layers
-from ..layers.mended_layers import mended_alike
 from ..layers.network import Network
+from ..patched_layers.layer_patching import is_patched, patch_layers
+from ..patched_layers.mended_layers import mended_alike
 from .tiny_config import VOCABULARY, Config, shrink_config, shrinks
 
 LAYERS = 48  # that a twin may have

@@ -18,7 +18,7 @@ import numpy as np
 from ..core.errors import DataError, ModelError, RowError
 from ..core.images import ImagePart, PromptImage
 from ..images.sources import picture_error
-from ..layers.call_context import PlacedFeatures
+from ..patched_layers.call_context import PlacedFeatures
 from .uncompared import UncomparedType
 
 FAILED = 16  # pictures one after another: after so many, the tower is to blame

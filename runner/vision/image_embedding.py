@@ -13,8 +13,8 @@ import mlx.core as mx
 from mlx import nn
 
 from ..core.errors import ModelError
-from ..layers.call_context import READER, ImageReader, context_of, share_context
 from ..layers.lm_head import body_of
+from ..patched_layers.call_context import READER, ImageReader, context_of, share_context
 
 NAMES = ("embed_tokens", "wte", "tok_embeddings", "word_embeddings", "embeddings")  # of the token embedding, in mlx-lm's bodies
 

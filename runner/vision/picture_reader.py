@@ -8,8 +8,8 @@ import mlx.core as mx
 from ...configs.visible import visible
 from ..caches.image_blocks import attend_in_blocks
 from ..core.errors import ModelError
-from ..layers.deepstack import add_deepstack
-from ..layers.rope_layers import sections_of, turn_by_sections
+from ..patched_layers.deepstack import add_deepstack
+from ..patched_layers.rope_layers import sections_of, turn_by_sections
 from .features import FeatureCache
 from .image_embedding import read_pictures_with
 from .towers import open_tower

@@ -21,7 +21,7 @@ from ...kernels import backend, native
 from ..core.errors import DataError, ModelError, RunEnded, first_line, is_out_of_memory
 from ..core.images import PromptImage
 from ..layers.kernel_injection import TOLERANCE
-from ..layers.layer_patching import patch_layers, unpatch_layers
+from ..patched_layers.layer_patching import patch_layers, unpatch_layers
 from .features import ImageFeatures
 from .text_networks import text_weights
 from .tiles import TileRule, tile_features, tile_rule

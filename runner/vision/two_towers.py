@@ -16,7 +16,7 @@ from ..core.errors import DataError, ModelError, RowError, first_line, is_out_of
 from ..core.images import ImageTable, PromptImage
 from ..encoders.cpu_blocks import packed_bytes, substitute_layers
 from ..encoders.text_towers import TextTower
-from ..layers.layer_patching import make_dense
+from ..patched_layers.layer_patching import make_dense
 from .features import FeatureCache, ImageFeatures
 from .image_encoder import ImageEncoder
 

@@ -10,8 +10,9 @@ import pytest
 from mlx_bulk.kernels import native
 from mlx_bulk.runner.caches import ragged_kv_cache
 from mlx_bulk.runner.caches.ragged_kv_cache import STEP, RaggedKVCache
-from mlx_bulk.runner.layers import cpu_blocks, kv_cache
+from mlx_bulk.runner.layers import kv_cache
 from mlx_bulk.runner.layers.kv_cache import Caches, finish_padding, join_caches, make_caches, merge_caches, select
+from mlx_bulk.runner.patched_layers import cpu_blocks
 from numpy.typing import NDArray
 
 from ..support import kernel_models, tiny

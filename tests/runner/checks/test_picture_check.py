@@ -11,7 +11,7 @@ from mlx_bulk.runner.core.errors import ModelError
 from mlx_bulk.runner.core.images import ImageTable
 from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.layers import network as network_file
-from mlx_bulk.runner.layers.call_context import READER, context_of
+from mlx_bulk.runner.patched_layers.call_context import READER, context_of
 from mlx_bulk.runner.scheduler.prefix_tree import Segment
 from mlx_bulk.runner.vision.features import FeatureCache
 from mlx_bulk.runner.vision.image_embedding import ImageEmbedding, read_pictures_with

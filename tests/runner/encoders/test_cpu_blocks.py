@@ -13,10 +13,10 @@ from mlx.nn.utils import value_and_grad
 from mlx_bulk.kernels.blocks.encoder_block import PackedBlock
 from mlx_bulk.runner.encoders.cpu_blocks import packed_bytes, substitute_blocks
 from mlx_bulk.runner.encoders.encoder import Encoder
-from mlx_bulk.runner.layers.call_context import context_of
-from mlx_bulk.runner.layers.cpu_blocks import BUILT
 from mlx_bulk.runner.layers.kernel_injection import restore
-from mlx_bulk.runner.layers.layer_patching import is_patched
+from mlx_bulk.runner.patched_layers.call_context import context_of
+from mlx_bulk.runner.patched_layers.cpu_blocks import BUILT
+from mlx_bulk.runner.patched_layers.layer_patching import is_patched
 
 from ...encoder_checkpoints import TINY_ENCODERS, tiny_bert, tiny_modernbert
 from ..support.encoder_calls import batch_states, opened, random_rows

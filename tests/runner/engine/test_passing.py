@@ -7,10 +7,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_bulk.kernels import native
-from mlx_bulk.runner.layers import cpu_blocks, kv_cache
+from mlx_bulk.runner.layers import kv_cache
 from mlx_bulk.runner.layers.kv_cache import Caches, make_caches, needs_no_caches, read_only_views, widen_caches
 from mlx_bulk.runner.layers.lm_head import Head
 from mlx_bulk.runner.layers.network import Network
+from mlx_bulk.runner.patched_layers import cpu_blocks
 from numpy.typing import NDArray
 
 from ..support import kernel_models, tiny, tiny_runs

@@ -11,10 +11,10 @@ from mlx_bulk.kernels import fused_logprobs, native
 from mlx_bulk.kernels.logprobs import Scores
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.engine.setup import Setup
-from mlx_bulk.runner.layers.layer_patching import patch_layers
 from mlx_bulk.runner.layers.lm_head import Head
 from mlx_bulk.runner.layers.network import Network
 from mlx_bulk.runner.layers.state_scores import score_logits, score_product
+from mlx_bulk.runner.patched_layers.layer_patching import patch_layers
 from numpy.typing import NDArray
 
 from ..support import kernel_models, tiny, tiny_runs

@@ -14,10 +14,11 @@ from mlx import nn
 from mlx_bulk.configs.schema import ModelConfig
 from mlx_bulk.kernels import attention, native
 from mlx_bulk.runner.checks.padding_probe import probe
-from mlx_bulk.runner.layers import cpu_layers, kernel_injection
+from mlx_bulk.runner.layers import kernel_injection
 from mlx_bulk.runner.layers.kernel_injection import substitute
 from mlx_bulk.runner.models.checkpoint import find_checkpoint
 from mlx_bulk.runner.models.loader import load_model
+from mlx_bulk.runner.patched_layers import cpu_layers
 from mlx_lm.models import activations, base
 from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
 

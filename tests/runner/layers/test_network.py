@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from mlx import nn
 from mlx_bulk.kernels import backend
-from mlx_bulk.runner.layers.call_context import context_of, share_context
 from mlx_bulk.runner.layers.kv_cache import make_caches
-from mlx_bulk.runner.layers.layer_patching import patch_layers, unpatch_layers
 from mlx_bulk.runner.layers.lm_head import Head
 from mlx_bulk.runner.layers.network import Network
+from mlx_bulk.runner.patched_layers.call_context import context_of, share_context
+from mlx_bulk.runner.patched_layers.layer_patching import patch_layers, unpatch_layers
 
 from ..support.tiny import VOCABULARY, build
 

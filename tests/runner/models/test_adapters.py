@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from mlx import nn
 from mlx_bulk.runner.core.errors import ModelError
-from mlx_bulk.runner.layers.call_context import context_of
 from mlx_bulk.runner.layers.kernel_injection import substitute
 from mlx_bulk.runner.layers.kv_cache import make_caches as empty
 from mlx_bulk.runner.layers.lm_head import Head
 from mlx_bulk.runner.models.adapters import AdapterRefused, Adapters
+from mlx_bulk.runner.patched_layers.call_context import context_of
 from mlx_bulk.runner.vision.features import FeatureCache
 from mlx_bulk.runner.vision.image_embedding import read_pictures_with
 from mlx_lm.utils import load_adapters

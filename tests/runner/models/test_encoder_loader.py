@@ -7,9 +7,9 @@ import pytest
 from mlx_bulk.configs.schema import ModelConfig
 from mlx_bulk.kernels import native
 from mlx_bulk.runner.layers.kernel_injection import restore
-from mlx_bulk.runner.layers.layer_patching import is_patched
 from mlx_bulk.runner.models.checkpoint import find_checkpoint
 from mlx_bulk.runner.models.encoder_loader import load_encoder
+from mlx_bulk.runner.patched_layers.layer_patching import is_patched
 
 from ...encoder_checkpoints import tiny_bert
 

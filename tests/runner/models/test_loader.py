@@ -16,9 +16,9 @@ from mlx_bulk.configs.schema import ModelConfig
 from mlx_bulk.kernels import backend, native
 from mlx_bulk.runner.core.errors import ModelError
 from mlx_bulk.runner.layers import kernel_injection
-from mlx_bulk.runner.layers.call_context import context_of
 from mlx_bulk.runner.models.checkpoint import checkpoint_fingerprints, find_checkpoint
 from mlx_bulk.runner.models.loader import outline
+from mlx_bulk.runner.patched_layers.call_context import context_of
 from mlx_lm.utils import load as mlx_lm_load
 from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 

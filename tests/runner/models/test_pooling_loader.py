@@ -10,11 +10,11 @@ import pytest
 from mlx_bulk.configs.schema import ModelConfig
 from mlx_bulk.runner.core.errors import ModelError
 from mlx_bulk.runner.encoders.registry import ENCODERS
-from mlx_bulk.runner.layers.call_context import context_of
 from mlx_bulk.runner.layers.kernel_injection import restore
 from mlx_bulk.runner.models.checkpoint import find_checkpoint
 from mlx_bulk.runner.models.loader import LanguageModel
 from mlx_bulk.runner.models.pooling_loader import load_pooling_model, outline_pooling_model, pooling_size
+from mlx_bulk.runner.patched_layers.call_context import context_of
 from mlx_bulk.runner.pooling.spec import EmbeddingHead, PoolingMode, embedding_spec
 from mlx_lm.utils import load as mlx_lm_load
 

@@ -14,7 +14,7 @@ from mlx_bulk.runner.core.images import ImageTable, PromptImage
 from mlx_bulk.runner.core.outcomes import Failure, Pooled
 from mlx_bulk.runner.core.requests import PoolRequest, TokenInput
 from mlx_bulk.runner.engine.interface import one_window
-from mlx_bulk.runner.layers.rope_layers import POSITIONS
+from mlx_bulk.runner.patched_layers.rope_layers import POSITIONS
 from mlx_bulk.runner.pool_engine.pooler import Pooler, pooling_batches
 from mlx_bulk.runner.pooling.decoder_body import DecoderBody
 from mlx_bulk.runner.pooling.embedding_head import EmbeddingLayers

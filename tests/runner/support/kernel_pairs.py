@@ -7,10 +7,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_map_with_path
-from mlx_bulk.runner.layers.call_context import context_of
 from mlx_bulk.runner.layers.kv_cache import make_caches
-from mlx_bulk.runner.layers.layer_patching import patch_layers
-from mlx_bulk.runner.layers.mended_layers import mend_layers
+from mlx_bulk.runner.patched_layers.call_context import context_of
+from mlx_bulk.runner.patched_layers.layer_patching import patch_layers
+from mlx_bulk.runner.patched_layers.mended_layers import mend_layers
 
 from . import tiny
 

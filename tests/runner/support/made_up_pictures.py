@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mlx_bulk.runner.core.images import ImageTable, PromptImage
 from mlx_bulk.runner.core.requests import Generate, Prompt, Request, Sample, Sampling
-from mlx_bulk.runner.layers.call_context import PlacedFeatures, context_of
+from mlx_bulk.runner.patched_layers.call_context import PlacedFeatures, context_of
 from mlx_bulk.runner.vision.features import ImageFeatures
 from mlx_bulk.runner.vision.image_embedding import ImageEmbedding
 from numpy.typing import NDArray

@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten, tree_map_with_path
-from mlx_bulk.runner.layers.mended_layers import mend_layers
+from mlx_bulk.runner.patched_layers.mended_layers import mend_layers
 from numpy.typing import NDArray
 
 VOCABULARY = 256

@@ -10,8 +10,8 @@ import pytest
 from mlx import nn
 from mlx_bulk.runner.core.errors import ModelError
 from mlx_bulk.runner.core.images import ImageTable, PromptImage
-from mlx_bulk.runner.layers import cpu_layers
-from mlx_bulk.runner.layers.layer_patching import is_patched
+from mlx_bulk.runner.patched_layers import cpu_layers
+from mlx_bulk.runner.patched_layers.layer_patching import is_patched
 from mlx_bulk.runner.vision import towers
 from mlx_bulk.runner.vision.towers import TextStandIn, Tower
 

@@ -33,7 +33,7 @@ HEAD_NORMS: Mapping[str, Place] = {name: ("self_attn", name) for name in ("q_nor
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class BlockLayout:
     """A class of blocks. projections: by the names of ``Weights``; "qkv" and "gate_up" are several in one. norms: attributes of the block.
 
     residual, cap: attributes of the block, and of its attention, that hold these ``Constants``; None where there are none. heads:
@@ -70,22 +70,22 @@ class Layout:
 
 
 _SECOND = BEFORE["second_norm"]
-_BEFORE_EXPERTS = Layout(
+_BEFORE_EXPERTS = BlockLayout(
     {name: place for name, place in APART.items() if place[0] == "self_attn"}, {"norm": BEFORE["norm"]}, rest=(_SECOND, "mlp")
 )
-_LAYOUTS: dict[type, Layout] = {
-    llama.TransformerBlock: Layout(),
-    qwen2.TransformerBlock: Layout(),
-    qwen3.TransformerBlock: Layout(),
-    phi3.TransformerBlock: Layout(JOINED),
-    granite.TransformerBlock: Layout(residual="residual_multiplier"),
-    olmo2.TransformerBlock: Layout(norms=BEHIND, wide_norms=True),
-    gemma.TransformerBlock: Layout(activation="gelu"),
+_LAYOUTS: dict[type, BlockLayout] = {
+    llama.TransformerBlock: BlockLayout(),
+    qwen2.TransformerBlock: BlockLayout(),
+    qwen3.TransformerBlock: BlockLayout(),
+    phi3.TransformerBlock: BlockLayout(JOINED),
+    granite.TransformerBlock: BlockLayout(residual="residual_multiplier"),
+    olmo2.TransformerBlock: BlockLayout(norms=BEHIND, wide_norms=True),
+    gemma.TransformerBlock: BlockLayout(activation="gelu"),
     mixtral.MixtralDecoderLayer: replace(_BEFORE_EXPERTS, heads=("num_heads", "num_key_value_heads"), rest=(_SECOND, "block_sparse_moe")),
     qwen2_moe.Qwen2MoeDecoderLayer: _BEFORE_EXPERTS,
     qwen3_moe.Qwen3MoeDecoderLayer: _BEFORE_EXPERTS,
     olmoe.TransformerBlock: replace(_BEFORE_EXPERTS, wide_norms=True),
-    gemma2.TransformerBlock: Layout(norms=AROUND, activation="gelu_tanh", cap="attn_logit_softcapping"),
+    gemma2.TransformerBlock: BlockLayout(norms=AROUND, activation="gelu_tanh", cap="attn_logit_softcapping"),
 }
 DECODER_BLOCKS = tuple(_LAYOUTS)
 
@@ -96,7 +96,7 @@ def has_kernel(layer: Any) -> bool:
     return whole and isinstance(layer["self_attn"].get("rope"), ROTATIONS)
 
 
-def layout_of(layer: Any) -> Layout:
+def layout_of(layer: Any) -> BlockLayout:
     """Returns the layout of a block, which is of one of ``DECODER_BLOCKS``."""
     return next(layout for of, layout in _LAYOUTS.items() if isinstance(layer, of))
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from mlx import nn
 from mlx_bulk.kernels import linear
-from mlx_bulk.runner.layers.call_context import context_of
-from mlx_bulk.runner.layers.cpu_blocks import serves
 from mlx_bulk.runner.layers.kernel_injection import substitute
-from mlx_bulk.runner.layers.layer_patching import patch_layers
 from mlx_bulk.runner.layers.lm_head import Head
+from mlx_bulk.runner.patched_layers.call_context import context_of
+from mlx_bulk.runner.patched_layers.cpu_blocks import serves
+from mlx_bulk.runner.patched_layers.layer_patching import patch_layers
 from mlx_lm.utils import dequantize_model
 
 from ..support import kernel_models, tiny

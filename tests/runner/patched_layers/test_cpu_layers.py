@@ -10,11 +10,11 @@ from mlx import nn
 from mlx.nn.utils import value_and_grad
 from mlx.utils import tree_flatten
 from mlx_bulk.kernels import linear
-from mlx_bulk.runner.layers.call_context import context_of
-from mlx_bulk.runner.layers.cpu_layers import FastLinear
 from mlx_bulk.runner.layers.kernel_injection import substitute
-from mlx_bulk.runner.layers.layer_patching import patch_layers
 from mlx_bulk.runner.layers.network import Network
+from mlx_bulk.runner.patched_layers.call_context import context_of
+from mlx_bulk.runner.patched_layers.cpu_layers import FastLinear
+from mlx_bulk.runner.patched_layers.layer_patching import patch_layers
 from mlx_lm.models import phi3
 from mlx_lm.models.mla import MultiLinear
 from mlx_lm.tuner.utils import linear_to_lora_layers

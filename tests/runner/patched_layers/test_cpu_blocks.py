@@ -6,7 +6,6 @@ import threading
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_bulk.runner.layers.call_context import context_of
 from mlx_bulk.runner.layers.kv_cache import (
     finish_padding,
     fork_caches,
@@ -18,6 +17,7 @@ from mlx_bulk.runner.layers.kv_cache import (
     trim,
     widen_caches,
 )
+from mlx_bulk.runner.patched_layers.call_context import context_of
 from mlx_lm.models.cache import BatchKVCache, KVCache
 from numpy.typing import NDArray
 

@@ -10,10 +10,10 @@ from mlx import nn
 from mlx.nn.losses import cross_entropy
 from mlx.nn.utils import value_and_grad
 from mlx.utils import tree_flatten, tree_map
-from mlx_bulk.runner.layers import cpu_blocks
-from mlx_bulk.runner.layers.call_context import context_of
 from mlx_bulk.runner.layers.kv_cache import make_caches
-from mlx_bulk.runner.layers.layer_patching import unpatch_layers
+from mlx_bulk.runner.patched_layers import cpu_blocks
+from mlx_bulk.runner.patched_layers.call_context import context_of
+from mlx_bulk.runner.patched_layers.layer_patching import unpatch_layers
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from ..support.kernel_models import needed

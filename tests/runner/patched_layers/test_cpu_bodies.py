@@ -10,9 +10,9 @@ from mlx import nn
 from mlx.utils import tree_map
 from mlx_bulk.kernels.blocks.decoder_block import Block, Stack
 from mlx_bulk.runner.caches.ragged_kv_cache import STEP
-from mlx_bulk.runner.layers import cpu_bodies
-from mlx_bulk.runner.layers.call_context import BUILT, context_of
-from mlx_bulk.runner.layers.layer_patching import unpatch_layers
+from mlx_bulk.runner.patched_layers import cpu_bodies
+from mlx_bulk.runner.patched_layers.call_context import BUILT, context_of
+from mlx_bulk.runner.patched_layers.layer_patching import unpatch_layers
 
 from ..support.kernel_models import needed
 from ..support.kernel_pairs import HALVES, KINDS, Both, ids

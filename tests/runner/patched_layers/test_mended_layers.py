@@ -13,8 +13,8 @@ import pytest
 from mlx import nn
 from mlx_bulk.kernels import backend
 from mlx_bulk.runner.layers.kv_cache import make_caches, prepare_padding
-from mlx_bulk.runner.layers.layer_patching import patch_layers, patch_quantized_layers, unpatch_layers
-from mlx_bulk.runner.layers.mended_layers import CappedAttention, HalfExperts, ScaledEmbedding, experts_workspace, mend_layers
+from mlx_bulk.runner.patched_layers.layer_patching import patch_layers, patch_quantized_layers, unpatch_layers
+from mlx_bulk.runner.patched_layers.mended_layers import CappedAttention, HalfExperts, ScaledEmbedding, experts_workspace, mend_layers
 from mlx_bulk.runner.twins.tiny_twin import twin
 from mlx_lm.models import gemma2, gemma3_text, gpt2, gpt_bigcode, llama
 from mlx_lm.models.switch_layers import SwitchGLU, SwitchLinear

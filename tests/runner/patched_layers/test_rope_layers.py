@@ -8,7 +8,6 @@ import pytest
 from mlx import nn
 from mlx_bulk.kernels import native
 from mlx_bulk.runner.caches.call_positions import CallPositions
-from mlx_bulk.runner.layers.call_context import CallContext, context_of
 from mlx_bulk.runner.layers.kv_cache import (
     finish_padding,
     fork_caches,
@@ -22,9 +21,10 @@ from mlx_bulk.runner.layers.kv_cache import (
     trimmable,
     widen_caches,
 )
-from mlx_bulk.runner.layers.layer_patching import patch_layers, unpatch_layers
 from mlx_bulk.runner.layers.network import Network
-from mlx_bulk.runner.layers.rope_layers import SectionedRope, Sections, sections_of, turn_by_sections
+from mlx_bulk.runner.patched_layers.call_context import CallContext, context_of
+from mlx_bulk.runner.patched_layers.layer_patching import patch_layers, unpatch_layers
+from mlx_bulk.runner.patched_layers.rope_layers import SectionedRope, Sections, sections_of, turn_by_sections
 from mlx_lm.models import qwen2_vl
 
 from ..support import tiny

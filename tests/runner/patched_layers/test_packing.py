@@ -10,10 +10,10 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_bulk.configs.schema import ModelConfig
 from mlx_bulk.kernels import linear, native
-from mlx_bulk.runner.layers.call_context import BUILT, context_of
 from mlx_bulk.runner.layers.kernel_injection import SHARE, packing_bytes
 from mlx_bulk.runner.models.checkpoint import Checkpoint, find_checkpoint
 from mlx_bulk.runner.models.loader import LanguageModel, load_model, outline, size
+from mlx_bulk.runner.patched_layers.call_context import BUILT, context_of
 
 from ...checkpoints import PLENTY, write_checkpoint
 from ..support import kernel_pairs, tiny
