@@ -16,6 +16,7 @@ from mlx_bulk.kernels import attention, native
 from mlx_bulk.runner.checks.padding_probe import probe
 from mlx_bulk.runner.layers import kernel_injection
 from mlx_bulk.runner.layers.kernel_injection import substitute
+from mlx_bulk.runner.layers.kv_cache import make_caches
 from mlx_bulk.runner.models.checkpoint import find_checkpoint
 from mlx_bulk.runner.models.loader import load_model
 from mlx_bulk.runner.patched_layers import cpu_layers
@@ -28,6 +29,7 @@ from ...zoo import networks
 from ...zoo.configs import CONFIGS
 from ..support import tiny
 from ..support.kernel_models import USED, call, llama, needed, originals, put
+from ..support.kernel_pairs import Both
 
 gemma3_text: Any = importlib.import_module("mlx_lm.models.gemma3_text")
 
@@ -51,6 +53,31 @@ def test_logits_are_those_of_mlx_lm(name: str, length: int):
     put(name)
     found = np.array(network(tokens))
     np.testing.assert_allclose(found, truth, rtol=0, atol=1e-4 * max(1.0, float(truth.std())))
+
+
+@pytest.mark.parametrize(
+    ("kind", "left_out"),
+    [
+        *((kind, True) for kind in ("llama", "llama, yarn", "phi3", "phi3, longrope", "granite", "olmo2", "gemma", "gemma2")),
+        *((kind, False) for kind in ("qwen3_moe", "mixtral")),
+    ],
+)
+def test_pads_are_left_out_where_whole_blocks_are_the_kernels(kind: str, left_out: bool):
+    """Before and behind substitution: a plan asks a network that has mlx-lm's layers."""
+    both = Both(kind)
+    assert [kernel_injection.leaves_pads_out(each) for each in both.networks] == [left_out, left_out]
+    caches = make_caches(both.networks[1], 2, padded=True)
+    for cache in caches:
+        cache.prepare(lengths=[5, 1], right_padding=[0, 4])
+    x = mx.random.normal((2, 5, 64))
+    out = np.array(both.networks[1].model.layers[0](x, "causal", caches[0]))
+    assert not out[1, 1:].any()  # experts make zeros of zeros, and take their time
+
+
+def test_pads_are_computed_where_a_rotation_is_not_the_kernels():
+    config = {**tiny.CONFIGS["llama"], "model_type": "llama", "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
+    assert not kernel_injection.leaves_pads_out(llama.Model(llama.ModelArgs.from_dict(config)))
+    assert not kernel_injection.leaves_pads_out(tiny.build("gemma3_text"))
 
 
 def test_kernels_stay_where_a_batch_of_mlx_lm_is_wrong_and_ours_is_right():
