@@ -9,7 +9,28 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models import gemma, gemma2, granite, llama, mixtral, olmo2, olmoe, phi3, qwen2, qwen2_moe, qwen3, qwen3_moe
+from mlx_lm.models import (
+    dots1,
+    ernie4_5,
+    ernie4_5_moe,
+    gemma,
+    gemma2,
+    glm4,
+    granite,
+    helium,
+    internlm3,
+    llama,
+    mimo,
+    mixtral,
+    olmo2,
+    olmoe,
+    phi3,
+    qwen2,
+    qwen2_moe,
+    qwen3,
+    qwen3_moe,
+    seed_oss,
+)
 from numpy.typing import NDArray
 
 from ...kernels.quantized import QuantizedWeight
@@ -69,23 +90,34 @@ class BlockLayout:
         return found | ({} if self.cap is None else {"cap": getattr(layer["self_attn"], self.cap)})
 
 
+_PLAIN = BlockLayout()
+_JOINED_MLP = {name: place for name, place in {**APART, **JOINED}.items() if name not in ("qkv", "gate", "up")}
+_GLM4_NORMS = {**BEFORE, "post_norm": "post_self_attn_layernorm", "second_post_norm": "post_mlp_layernorm"}
 _SECOND = BEFORE["second_norm"]
 _BEFORE_EXPERTS = BlockLayout(
     {name: place for name, place in APART.items() if place[0] == "self_attn"}, {"norm": BEFORE["norm"]}, rest=(_SECOND, "mlp")
 )
 _LAYOUTS: dict[type, BlockLayout] = {
-    llama.TransformerBlock: BlockLayout(),
-    qwen2.TransformerBlock: BlockLayout(),
-    qwen3.TransformerBlock: BlockLayout(),
+    llama.TransformerBlock: _PLAIN,
+    qwen2.TransformerBlock: _PLAIN,
+    qwen3.TransformerBlock: _PLAIN,
+    ernie4_5.DecoderLayer: _PLAIN,
+    helium.HeliumDecoderLayer: _PLAIN,
+    internlm3.TransformerBlock: _PLAIN,
+    mimo.TransformerBlock: _PLAIN,
+    seed_oss.TransformerBlock: _PLAIN,
     phi3.TransformerBlock: BlockLayout(JOINED),
+    glm4.Glm4DecoderLayer: BlockLayout(_JOINED_MLP, _GLM4_NORMS),
     granite.TransformerBlock: BlockLayout(residual="residual_multiplier"),
     olmo2.TransformerBlock: BlockLayout(norms=BEHIND, wide_norms=True),
     gemma.TransformerBlock: BlockLayout(activation="gelu"),
+    gemma2.TransformerBlock: BlockLayout(norms=AROUND, activation="gelu_tanh", cap="attn_logit_softcapping"),
+    dots1.Dots1DecoderLayer: _BEFORE_EXPERTS,
+    ernie4_5_moe.Ernie4_5_DecoderLayer: _BEFORE_EXPERTS,
     mixtral.MixtralDecoderLayer: replace(_BEFORE_EXPERTS, heads=("num_heads", "num_key_value_heads"), rest=(_SECOND, "block_sparse_moe")),
+    olmoe.TransformerBlock: replace(_BEFORE_EXPERTS, wide_norms=True),
     qwen2_moe.Qwen2MoeDecoderLayer: _BEFORE_EXPERTS,
     qwen3_moe.Qwen3MoeDecoderLayer: _BEFORE_EXPERTS,
-    olmoe.TransformerBlock: replace(_BEFORE_EXPERTS, wide_norms=True),
-    gemma2.TransformerBlock: BlockLayout(norms=AROUND, activation="gelu_tanh", cap="attn_logit_softcapping"),
 }
 DECODER_BLOCKS = tuple(_LAYOUTS)
 

@@ -11,7 +11,22 @@ from operator import is_
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models import gemma, gemma2, granite, llama, olmo2, phi3, qwen2, qwen3
+from mlx_lm.models import (
+    ernie4_5,
+    gemma,
+    gemma2,
+    glm4,
+    granite,
+    helium,
+    internlm3,
+    llama,
+    mimo,
+    olmo2,
+    phi3,
+    qwen2,
+    qwen3,
+    seed_oss,
+)
 
 from ...kernels import native
 from ...kernels.blocks.decoder_block import Block, Stack
@@ -27,8 +42,14 @@ DECODER_BODIES: dict[type, Factor | None] = {
     llama.LlamaModel: None,
     qwen2.Qwen2Model: None,
     qwen3.Qwen3Model: None,
-    phi3.Phi3Model: None,
+    ernie4_5.Ernie45Model: None,
+    glm4.Glm4Model: None,
+    helium.HeliumModel: None,
+    internlm3.InternLM3Model: None,
+    mimo.MiMoModel: None,
     olmo2.LlamaModel: None,
+    phi3.Phi3Model: None,
+    seed_oss.SeedModel: None,
     granite.GraniteModel: lambda body: body.embedding_multiplier,
     gemma.GemmaModel: lambda body: body.args.hidden_size**0.5,
     gemma2.GemmaModel: lambda body: body.args.hidden_size**0.5,

@@ -40,14 +40,45 @@ KINDS: dict[str, dict[str, Any]] = {
         "logits_scaling": 0.2,
     },
     "olmo2": {},
+    "ernie4_5": {"use_bias": True},
+    "helium": {"attention_bias": True, "mlp_bias": True},
+    "internlm3": {"qkv_bias": True, "bias": True},
+    "mimo": {"num_nextn_predict_layers": 0},
+    "seed_oss": {"attention_bias": True, "attention_out_bias": True, "mlp_bias": True},
+    "glm4": {"attention_bias": True, "partial_rotary_factor": 0.5, "rope_traditional": True},
     "gemma": {"num_key_value_heads": 1},
     "qwen2_moe": {**tiny.CONFIGS["qwen3_moe"], "head_dim": None, "shared_expert_intermediate_size": 32},
     "qwen3_moe": tiny.CONFIGS["qwen3_moe"],
     "mixtral": tiny.CONFIGS["mixtral"],
+    "ernie4_5_moe": {
+        **tiny.CONFIGS["mixtral"],
+        "use_bias": True,
+        "moe_num_experts": 4,
+        "moe_k": 2,
+        "moe_layer_start_index": 1,
+        "moe_intermediate_size": 32,
+        "moe_num_shared_experts": 1,
+    },
+    "dots1": {
+        **tiny.CONFIGS["mixtral"],
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": 32,
+        "first_k_dense_replace": 1,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0,
+    },
     "olmoe": {**tiny.CONFIGS["mixtral"], "num_experts": 4, "norm_topk_prob": True, "attention_bias": False, "mlp_bias": False},
     "gemma2": {"query_pre_attn_scalar": 32, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 30.0},
 }
-HALVES = ("qwen2_moe", "qwen3_moe", "mixtral", "olmoe")  # the kernel has their blocks' first halves: experts follow
+HALVES = (
+    "ernie4_5_moe",
+    "dots1",
+    "qwen2_moe",
+    "qwen3_moe",
+    "mixtral",
+    "olmoe",
+)  # of their blocks the kernel has the first half
 
 
 def network(kind: str = "llama") -> Any:
