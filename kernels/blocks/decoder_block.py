@@ -236,13 +236,15 @@ class Block:
 
 
 class Stack:
-    """Blocks one after the other in one call, each on caches of its own for the rows of one batch.
+    """Blocks one after the other in one call, each on caches of its own for the rows of one batch. None is a first half alone.
 
     ``lengths``, one for each block, [B]: positions that each row holds, prefixes included. A call counts what it writes there, and in
     ``Rooms.used``.
     """
 
     def __init__(self, blocks: Sequence[Block], rooms: Sequence[Rooms], lengths: Sequence[NDArray[np.int64]]):
+        if not all(block.call.hidden for block in blocks):
+            raise ValueError("a block without a feed-forward cannot write over its own input")
         self.rooms = tuple(rooms)
         self._kept, self._lengths = tuple(blocks), tuple(lengths)
         self._calls = (_Call * len(blocks))(*(block.call for block in blocks))

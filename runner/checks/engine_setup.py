@@ -171,7 +171,7 @@ def _limits(config: BatchConfig, models: Sequence[CheckedModel], beside: int) ->
     room = kv_bytes(config.memory, weights, workspace, features)
     ways = {mode.way for mode in modes}
     token_bytes, row_bytes = sum(mode.token_bytes for mode in modes), sum(mode.row_bytes for mode in modes)
-    free = all(leaves_pads_out(each.model.network) and each.model.checkpoint.adapter is None for each in models)
+    free = config.kv_bits is None and all(leaves_pads_out(each.model.network) and each.model.checkpoint.adapter is None for each in models)
     return Limits(
         1 if "alone" in ways else rows,
         tokens,

@@ -23,6 +23,7 @@ from mlx_lm.models import activations as mlx_activations
 from mlx_lm.models import base, gear
 from mlx_lm.models import gated_delta as mlx_gated_delta
 from mlx_lm.models import ssm as mlx_ssm
+from mlx_lm.models.cache import KVCache, make_prompt_cache
 from mlx_lm.models.switch_layers import SwitchLinear
 from mlx_lm.utils import get_total_parameters
 from numpy.typing import NDArray
@@ -163,8 +164,12 @@ def packing_bytes(network: Any, memory: int, vocabulary: int) -> int:
 
 
 def leaves_pads_out(network: Any) -> bool:
-    """Returns True where pads behind a row are not computed: all layers, also of an outline, are blocks of which there is a kernel."""
-    return native.library() is not None and all(map(has_kernel, getattr(network, "layers", [None])))
+    """Returns True where pads behind a row are not computed: all layers, also of an outline, are blocks of which there is a kernel.
+
+    Without quantized keys and values: of these the kernel reads none.
+    """
+    whole = native.library() is not None and all(map(has_kernel, getattr(network, "layers", [None])))
+    return whole and all(type(cache) is KVCache for cache in make_prompt_cache(network))
 
 
 def restore(network: Any) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import mlx.core as mx
+from mlx import nn
 from mlx_lm.models import (
     dots1,
     ernie4_5,
@@ -33,6 +34,7 @@ from mlx_lm.models import (
 )
 from numpy.typing import NDArray
 
+from ...kernels import native
 from ...kernels.quantized import QuantizedWeight
 from .cpu_layers import NORM_CLASSES, FastLinear, FastQuantizedLinear, packing_of
 from .rope_layers import ROTATIONS
@@ -123,9 +125,18 @@ DECODER_BLOCKS = tuple(_LAYOUTS)
 
 
 def has_kernel(layer: Any) -> bool:
-    """Returns True for a block, also of an outline, whose class and rotation the kernel serves, and of which it computes all."""
-    whole = isinstance(layer, DECODER_BLOCKS) and layout_of(layer).rest is None
-    return whole and isinstance(layer["self_attn"].get("rope"), ROTATIONS)
+    """Returns True for a block, also of an outline, that the kernel serves, with its classes or mlx's, and of which it computes all."""
+    if not isinstance(layer, DECODER_BLOCKS) or (layout := layout_of(layer)).rest is not None:
+        return False
+    projections = [layer[parent].get(name) for parent, name in layout.projections.values()]
+    return isinstance(layer["self_attn"].get("rope"), ROTATIONS) and all(map(_is_served, projections))
+
+
+def _is_served(projection: Any) -> bool:
+    if isinstance(projection, nn.QuantizedLinear):
+        weight = QuantizedWeight.of(projection)
+        return weight is not None and weight.scales.dtype == mx.float32
+    return isinstance(projection, nn.Linear) and projection.weight.dtype == mx.float32
 
 
 def layout_of(layer: Any) -> BlockLayout:
@@ -170,7 +181,10 @@ def norm_constants(layer: Any) -> dict[str, Any]:
 
 
 def divided(parts: Mapping[str, Any], heads: int, kv: int) -> dict[str, Any]:
-    """Returns the parts by the names of ``Weights``: of a projection that is several in one, views. heads, kv: numbers of heads."""
+    """Returns the parts by the names of ``Weights``: of a projection that is several in one, views. heads, kv: numbers of heads.
+
+    Raises Traced.
+    """
     found: dict[str, Any] = {}
     for name, array in parts.items():
         base = name.removesuffix("_bias")
@@ -179,8 +193,9 @@ def divided(parts: Mapping[str, Any], heads: int, kv: int) -> dict[str, Any]:
             found[name] = array
             continue
         unit, begin = array.shape[0] // sum(shares.values()), 0
+        dense = array.dense() if isinstance(array, QuantizedWeight) else native.dense(array)  # so that its views lie one behind the other
         for one, share in shares.items():
-            found[one + name.removeprefix(base)] = array[begin : begin + share * unit]
+            found[one + name.removeprefix(base)] = dense[begin : begin + share * unit]
             begin += share * unit
     return found
 

@@ -127,7 +127,7 @@ def _fit(weights: dict[str, Any], heads: int, kv: int, wide_norms: bool) -> bool
 def _turning(rope: Any) -> Turning | None:
     """Returns how a block's layer rotates; None where the kernel can't turn so."""
     served = type(rope) in (FastRoPE, FastSectionedRope, *FREQUENCIES.values())
-    return rope.turning() if served and getattr(rope, "dims", 0) % 2 == 0 else None
+    return rope.turning() if served and getattr(rope, "dims", getattr(rope, "dim", 1)) % 2 == 0 else None
 
 
 def _suits(block: Block, x: mx.array, mask: attention.Mask, cache: KVCache | PrefixView | None) -> bool:
@@ -247,7 +247,8 @@ def _fast(original: Any) -> Any:
             turns, lengths, finished = _turns(self, context), context.lengths, layout_of(self).finished
 
             def run(made: Callable[[], mx.array]) -> mx.array:
-                return run_kernel(context.used, "block", lambda: finished(self, made()), slow)
+                out = run_kernel(context.used, "block", made, lambda: None)
+                return slow() if out is None else finished(self, out)
 
             if type(held) is RaggedKVCache:
                 return run(lambda: _run_rows(block, x, held, turns))

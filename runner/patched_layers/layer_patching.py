@@ -35,7 +35,7 @@ from .cpu_layers import (
 from .cpu_recurrent import CONVOLUTIONS
 from .deepstack import FAST_STACKED, STACKED
 from .mended_layers import CappedAttention, ScaledEmbedding, ScaledQuantizedEmbedding
-from .rope_layers import FREQUENCIES, FastRoPE, FastSectionedRope, SectionedRope
+from .rope_layers import FREQUENCIES, TURNING, FastRoPE, FastSectionedRope, SectionedRope
 
 AROUND_ONE: tuple[type, ...] = (
     gear.GearRMSNorm,
@@ -108,7 +108,8 @@ def unpatch_layers(network: nn.Module) -> None:
     """Gives the layers their own classes again, and frees what the kernels hold of their weights."""
     changed = _change(network, {ours: original for original, ours in CLASSES.items()})
     for layer in changed:
-        layer.__dict__.pop(BUILT, None)
+        for held in (BUILT, TURNING):
+            layer.__dict__.pop(held, None)
     drop_context(network, [layer for layer in changed if type(layer) not in WITH_CONTEXT])
 
 

@@ -23,6 +23,7 @@ from ..caches.call_positions import CallPositions
 from .call_context import CallContext, share_context
 from .cpu_layers import run_kernel
 
+TURNING = "_turning"  # where a rotation of ours keeps its frequencies: not among a module's parameters
 POSITIONS = "_row_positions"  # a mark on a network whose caches hold its rows' positions: not among a module's parameters
 TAKING_TURNS = ("qwen3",)  # model types that begin so take turns even if their config does not say it
 
@@ -83,11 +84,11 @@ def _by_frequencies(original: Any, dims: str = "dims", magnitude: str | None = N
 
         def turning(self) -> Turning:
             """Returns how the layer rotates. ``_freqs`` are positions per radian."""
-            if "_turning" not in self.__dict__:
+            if TURNING not in self.__dict__:
                 by = 1.0 if magnitude is None else getattr(self, magnitude)
                 made = Turning(native.dense(mx.reciprocal(self._freqs)), 1.0, getattr(self, "traditional", False), by)
-                object.__setattr__(self, "_turning", made)  # not among the module's parameters
-            return self.__dict__["_turning"]
+                object.__setattr__(self, TURNING, made)  # not among the module's parameters
+            return self.__dict__[TURNING]
 
     return FastRotation
 

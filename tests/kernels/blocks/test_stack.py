@@ -55,3 +55,9 @@ def test_where_one_cache_is_full_nothing_is_written():
         np.testing.assert_array_equal(array, was)
     assert all((each == 4).all() for each in [*(each.used for each in own), *lengths])
     assert stack(cases[0].x[:, :2]) is not None
+
+
+def test_first_halves_are_refused():
+    c = case(Shape(hidden=0))
+    with pytest.raises(ValueError, match="without a feed-forward"):
+        Stack([Block(c.weights, c.constants)], [], [])

@@ -27,7 +27,7 @@ from ...checkpoints import PLENTY, write_checkpoint
 from ...kernels.without_compiler import remove_compiler
 from ...zoo import networks
 from ...zoo.configs import CONFIGS
-from ..support import tiny
+from ..support import kernel_pairs, tiny
 from ..support.kernel_models import USED, call, llama, needed, originals, put
 from ..support.kernel_pairs import Both
 
@@ -74,10 +74,32 @@ def test_pads_are_left_out_where_whole_blocks_are_the_kernels(kind: str, left_ou
     assert not out[1, 1:].any()  # experts make zeros of zeros, and take their time
 
 
-def test_pads_are_computed_where_a_rotation_is_not_the_kernels():
-    config = {**tiny.CONFIGS["llama"], "model_type": "llama", "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
-    assert not kernel_injection.leaves_pads_out(llama.Model(llama.ModelArgs.from_dict(config)))
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+        {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8},
+    ],
+)
+def test_pads_are_computed_where_the_kernel_does_not_serve_all_layers(changed: dict[str, Any]):
+    plain, other = (
+        llama.Model(llama.ModelArgs.from_dict({**tiny.CONFIGS["llama"], "model_type": "llama", **more})) for more in ({}, changed)
+    )
+    assert [kernel_injection.leaves_pads_out(each) for each in (plain, other)] == [True, False]
     assert not kernel_injection.leaves_pads_out(tiny.build("gemma3_text"))
+
+
+def test_pads_are_computed_in_half_precision_and_with_foreign_quantization():
+    network = kernel_pairs.network("phi3")
+    assert kernel_injection.leaves_pads_out(network)
+    network.set_dtype(mx.float16)
+    assert not kernel_injection.leaves_pads_out(network)
+    network.set_dtype(mx.float32)
+    nn.quantize(network, group_size=32, bits=4)
+    assert kernel_injection.leaves_pads_out(network)
+    other = kernel_pairs.network("phi3")
+    nn.quantize(other, group_size=32, bits=4, mode="mxfp4")
+    assert not kernel_injection.leaves_pads_out(other)
 
 
 def test_kernels_stay_where_a_batch_of_mlx_lm_is_wrong_and_ours_is_right():

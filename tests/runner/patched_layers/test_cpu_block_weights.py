@@ -51,6 +51,21 @@ def test_weights_that_are_written_to_in_place(both: Both):
     both.call(ids(2, 3), caches)
 
 
+def test_joined_weights_that_are_written_to_or_lie_in_another_order():
+    both = Both("phi3")
+    context_of(both.networks[1]).packs, caches = True, both.caches(2, padded=True)
+    both.call(ids(2, 8), caches)
+
+    def change(network: Any) -> None:
+        network.model.layers[0].mlp.gate_up_proj.weight += 0.05
+        network.model.layers[0].self_attn.qkv_proj.weight[:8] = 0.3
+        turned = network.model.layers[1].self_attn.qkv_proj
+        turned.weight = mx.contiguous((0.5 * turned.weight).T).T
+
+    both.each(change)
+    both.call(ids(2, 3), caches)
+
+
 def test_a_copied_network_has_weights_of_its_own(both: Both):
     caches = both.caches(1, padded=False)
     both.call(ids(1, 8), caches)

@@ -26,6 +26,8 @@ from mlx_bulk.runner.patched_layers.call_context import CallContext, context_of
 from mlx_bulk.runner.patched_layers.layer_patching import patch_layers, unpatch_layers
 from mlx_bulk.runner.patched_layers.rope_layers import SectionedRope, Sections, sections_of, turn_by_sections
 from mlx_lm.models import qwen2_vl
+from mlx_lm.models.rope_utils import Llama3RoPE, ProportionalRoPE, SuScaledRoPE, YarnRoPE
+from numpy.typing import NDArray
 
 from ..support import tiny
 from ..support.picture_truth import turned_plainly
@@ -43,6 +45,41 @@ TEXT = {
     "rope_theta": 10000.0,
     "tie_word_embeddings": False,
 }
+
+
+ROPES: dict[str, Any] = {
+    "llama 3": lambda: Llama3RoPE(12, scaling_config={"factor": 8.0, "original_max_position_embeddings": 16}),
+    "yarn": lambda: YarnRoPE(12, scaling_factor=4.0, original_max_position_embeddings=16),
+    "yarn, neighbours": lambda: YarnRoPE(12, traditional=True, scaling_factor=4.0, original_max_position_embeddings=16),
+    "longrope": lambda: SuScaledRoPE(
+        12, max_position_embeddings=512, original_max_position_embeddings=64, long_factor=[1.0, 1.1, 1.3, 2, 3, 4]
+    ),
+    "proportional": lambda: ProportionalRoPE(12, 6, factor=2.0),
+}
+
+
+@pytest.mark.skipif(native.library() is None, reason="it serves the CPU, with g++")
+@pytest.mark.parametrize("kind", ROPES)
+@pytest.mark.parametrize("offset", [0, 100, mx.array([3, 40])])
+def test_rotations_by_frequencies_of_their_own_are_those_of_mlx_lm(kind: str, offset: int | mx.array):
+    network, x, rope = nn.Module(), mx.random.normal((2, 3, 5, 16)), ROPES[kind]()
+    network.rope = rope
+
+    def turned() -> list[NDArray[np.float32]]:
+        settings = [{}, {"inverse": True}] if "yarn" in kind else [{}]
+        return [np.array(rope(x, offset=offset, **each)) for each in settings]
+
+    truth = turned()
+    patch_layers(network)
+    found = turned()
+    assert context_of(network).used == {"rotation"}
+    np.testing.assert_allclose(found, truth, rtol=0, atol=5e-6)  # cosines and sines of angles up to 100 radians, rounded
+    unpatch_layers(network)
+    rope._freqs = rope._freqs * 2  # as one who mends a rotation does
+    mended = turned()
+    assert np.abs(mended[0] - truth[0]).max() > 1e-2
+    patch_layers(network)
+    np.testing.assert_allclose(turned(), mended, rtol=0, atol=5e-6)
 
 
 @pytest.mark.parametrize(
