@@ -88,7 +88,7 @@ def batch_caches(
     """
     if (
         leaves
-        and all(needs_no_caches(model.model) for model in models)
+        and all(needs_no_caches(model.model, on_top=parent is not None) for model in models)
         and all(call_tokens(model, rows, width) == width for model in models)
     ):
         return BatchCaches.views(models, rows, parent)

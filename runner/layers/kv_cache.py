@@ -88,15 +88,18 @@ def read_only_views(base: Caches | None) -> Caches | None:
     return cast(Caches, [copy.deepcopy(one) if isinstance(one, RowPositions) else PrefixView(one) for one in cast(list[Any], base)])
 
 
-def needs_no_caches(model: Any) -> bool:
-    """Returns True when such calls are possible: the CPU kernel serves every layer, for any number of tokens."""
-    return _ragged(model, make_prompt_cache(model))
+def needs_no_caches(model: Any, on_top: bool = True) -> bool:
+    """Returns True when such calls are possible: the CPU kernel serves every layer, for any number of tokens.
+
+    on_top: of a cache of one row. On top of nothing layers may have windows: their masks say all.
+    """
+    return _ragged(model, make_prompt_cache(model), (KVCache,) if on_top else (KVCache, RotatingKVCache))
 
 
-def _ragged(model: Any, plain: list[Any]) -> bool:
+def _ragged(model: Any, plain: list[Any], kinds: tuple[type, ...] = (KVCache,)) -> bool:
     """Returns True when a batch can use ragged caches: the CPU kernel serves every layer."""
     layers: Sequence[Any] = getattr(model, "layers", ())
-    return len(layers) == len(plain) and all(type(cache) is KVCache for cache in plain) and all(map(serves, layers))
+    return len(layers) == len(plain) and all(type(cache) in kinds for cache in plain) and all(map(serves, layers))
 
 
 def _with_small_steps(caches: Caches) -> Caches:

@@ -6,6 +6,7 @@ when it is adapted), computes layer by layer.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import mlx.core as mx
@@ -16,6 +17,7 @@ from mlx_lm.models import (
     ernie4_5_moe,
     gemma,
     gemma2,
+    gemma3_text,
     glm4,
     granite,
     helium,
@@ -114,6 +116,7 @@ _LAYOUTS: dict[type, BlockLayout] = {
     olmo2.TransformerBlock: BlockLayout(norms=BEHIND, wide_norms=True),
     gemma.TransformerBlock: BlockLayout(activation="gelu"),
     gemma2.TransformerBlock: BlockLayout(norms=AROUND, activation="gelu_tanh", cap="attn_logit_softcapping"),
+    gemma3_text.TransformerBlock: BlockLayout(norms=AROUND, activation="gelu_tanh"),
     dots1.Dots1DecoderLayer: _BEFORE_EXPERTS,
     ernie4_5_moe.Ernie4_5_DecoderLayer: _BEFORE_EXPERTS,
     mixtral.MixtralDecoderLayer: replace(_BEFORE_EXPERTS, heads=("num_heads", "num_key_value_heads"), rest=(_SECOND, "block_sparse_moe")),
@@ -141,7 +144,12 @@ def _is_served(projection: Any) -> bool:
 
 def layout_of(layer: Any) -> BlockLayout:
     """Returns the layout of a block, which is of one of ``DECODER_BLOCKS``."""
-    return next(layout for of, layout in _LAYOUTS.items() if isinstance(layer, of))
+    return _layout_of(type(layer))
+
+
+@cache
+def _layout_of(block: type) -> BlockLayout:
+    return next(layout for of, layout in _LAYOUTS.items() if issubclass(block, of))
 
 
 def parts_of(layer: Any) -> dict[str, Any] | None:

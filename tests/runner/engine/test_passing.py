@@ -77,6 +77,11 @@ def test_layers_that_the_kernel_leaves_alone_get_copies(name: str, monkeypatch: 
             np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-4)
 
 
+def test_layers_with_windows_need_caches_on_top_of_others():
+    network = kernel_models.put("gemma3_text")
+    assert [needs_no_caches(network, on_top) for on_top in (False, True)] == [True, False]
+
+
 def test_a_model_with_such_a_layer_needs_caches(monkeypatch: pytest.MonkeyPatch):
     network = kernel_models.put("llama")
     monkeypatch.setattr(kv_cache, "serves", lambda layer: layer is not network.layers[1])
@@ -86,7 +91,7 @@ def test_a_model_with_such_a_layer_needs_caches(monkeypatch: pytest.MonkeyPatch)
 # ------------------------------------------------------------------------------------------------------- through the scorer
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "gemma3_text"])  # the last one has layers with windows, shorter than the texts
 @pytest.mark.parametrize("static", [False, True])
 def test_documents_are_scored_without_caches(name: str, static: bool, monkeypatch: pytest.MonkeyPatch):
     truth = tiny_runs.scored(setup(name), documents(TEXTS))

@@ -6,6 +6,7 @@ import threading
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx_bulk.kernels.blocks.decoder_block import Block
 from mlx_bulk.runner.layers.kv_cache import (
     finish_padding,
     fork_caches,
@@ -17,12 +18,13 @@ from mlx_bulk.runner.layers.kv_cache import (
     trim,
     widen_caches,
 )
+from mlx_bulk.runner.layers.network import Network
 from mlx_bulk.runner.patched_layers.call_context import context_of
 from mlx_lm.models.cache import BatchKVCache, KVCache
 from numpy.typing import NDArray
 
 from ..support.kernel_models import needed
-from ..support.kernel_pairs import KINDS, Both, ids
+from ..support.kernel_pairs import KINDS, Both, close, ids
 
 pytestmark = needed
 QUICK = ("llama", "qwen3", "phi3", "granite", "olmo2", "mixtral", "gemma2")  # each layout
@@ -42,6 +44,22 @@ def test_a_prefill_in_several_calls_and_100_steps(kind: str, padded: bool):
     for n in (40, 1, 2, 17):
         both.call(ids(3, n, n), caches)
     both.steps(3, 100, caches)
+
+
+def test_blocks_with_windows_are_served_where_nothing_is_kept(monkeypatch: pytest.MonkeyPatch):
+    """Texts within the window, beyond it, and with pads, which are left out."""
+    both, calls = Both("gemma3_text"), list[int]()
+    run = Block.__call__
+    monkeypatch.setattr(Block, "__call__", lambda self, x, *rest: calls.append(x.shape[1]) or run(self, x, *rest))
+    for t in (1, 5, 30):
+        tokens = ids(3, t, seed=t)
+        close(both.networks[1](tokens), both.networks[0](tokens))
+    assert calls == [1, 1, 5, 5, 30, 30]
+    whole, lengths = Network(both.networks[1])(tokens, None, lengths=[30, 12, 3]), (30, 12, 3)
+    truth = both.networks[0](tokens)
+    for row, n in enumerate(lengths):
+        close(whole[row, :n], truth[row, :n])
+    both.steps(2, 12, both.caches(2, padded=False))
 
 
 def test_rows_of_unlike_length_that_leave_and_join(both: Both):

@@ -22,7 +22,7 @@ DENSE = ("linear", "norm", "rotation")
 USED = {
     "llama": ("attention", "block", *DENSE, "swiglu"),
     "qwen3": ("attention", "block", *DENSE, "swiglu"),
-    "gemma3_text": ("attention", "gelu", *DENSE),
+    "gemma3_text": ("attention", "block", "gelu", *DENSE),
     "qwen3_moe": ("attention", "block", "experts", *DENSE, "swiglu"),
     "mixtral": ("attention", "block", "experts", *DENSE, "swiglu"),
     "gpt_oss": ("attention", "experts", *DENSE, "swiglu"),

@@ -71,6 +71,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "olmoe": {**tiny.CONFIGS["mixtral"], "num_experts": 4, "norm_topk_prob": True, "attention_bias": False, "mlp_bias": False},
     "gemma2": {"query_pre_attn_scalar": 32, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 30.0},
 }
+WINDOWED: dict[str, dict[str, Any]] = {"gemma3_text": tiny.CONFIGS["gemma3_text"]}  # a window of 8 tokens in one of two layers
 HALVES = (
     "ernie4_5_moe",
     "dots1",
@@ -86,7 +87,7 @@ def network(kind: str = "llama") -> Any:
     name = kind.partition(" ")[0].strip(",")
     module = importlib.import_module(f"mlx_lm.models.{name}")
     mx.random.seed(0)
-    config = {**tiny.CONFIGS["llama"], "num_hidden_layers": 2, **KINDS[kind], "model_type": name}
+    config = {**tiny.CONFIGS["llama"], "num_hidden_layers": 2, **(KINDS | WINDOWED)[kind], "model_type": name}
     found = module.Model(module.ModelArgs.from_dict({key: value for key, value in config.items() if value is not None}))
 
     def spread(_: str, w: mx.array) -> mx.array:

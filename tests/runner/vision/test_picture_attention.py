@@ -139,7 +139,8 @@ def test_completions_and_echo(bench: Bench, more: dict[str, Any], kernels: bool)
     if kernels:
         with only_inside([bench.network])():
             bench.check(bench.setup(**more))
-            assert ("block" in context_of(bench.network).used) == (bench.kind != "gemma3")
+            plain = bench.kind != "gemma3" or more.get("way") == "exact"  # its layers without a window, on caches of rows of one length
+            assert ("block" in context_of(bench.network).used) == plain
     else:
         bench.check(bench.setup(**more))
 
