@@ -23,14 +23,12 @@ from mlx_lm.models import activations as mlx_activations
 from mlx_lm.models import base, gear
 from mlx_lm.models import gated_delta as mlx_gated_delta
 from mlx_lm.models import ssm as mlx_ssm
-from mlx_lm.models.cache import KVCache, make_prompt_cache
 from mlx_lm.models.switch_layers import SwitchLinear
 from mlx_lm.utils import get_total_parameters
 from numpy.typing import NDArray
 
 from ...kernels import attention, elementwise, linear, native
 from ..core.errors import first_line
-from ..patched_layers.block_layouts import has_kernel
 from ..patched_layers.call_context import context_of
 from ..patched_layers.cpu_layers import FastLinear, FastSwitchLinear, run_kernel
 from ..patched_layers.cpu_recurrent import fast_gated_delta, fast_state_space
@@ -161,15 +159,6 @@ def packing_bytes(network: Any, memory: int, vocabulary: int) -> int:
     need = sum(linear.bytes_packed(weight) for weight in weights)
     arrays: list[Any] = list(tree_flatten(network.parameters()))
     return need if need + sum(array.nbytes for _, array in arrays) <= SHARE * memory else 0
-
-
-def leaves_pads_out(network: Any) -> bool:
-    """Returns True where pads behind a row are not computed: all layers, also of an outline, are blocks of which there is a kernel.
-
-    Without quantized keys and values: of these the kernel reads none.
-    """
-    whole = native.library() is not None and all(map(has_kernel, getattr(network, "layers", [None])))
-    return whole and all(type(cache) is KVCache for cache in make_prompt_cache(network))
 
 
 def restore(network: Any) -> None:

@@ -15,11 +15,13 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models.cache import ArraysCache, BatchKVCache, KVCache, RotatingKVCache, make_prompt_cache
 
+from ...kernels import native
 from ...kernels.backend import device_name
 from ..caches.cache_stand_ins import PrefixView
 from ..caches.ragged_kv_cache import STEP, RaggedKVCache
 from ..caches.row_positions import RowPositions
 from ..core.kv_quantization import KVQuantization
+from ..patched_layers.block_layouts import has_kernel
 from ..patched_layers.cpu_blocks import row_cache, serves
 from ..patched_layers.rope_layers import has_positions
 from ..quantized_kv.quantized_attention import install
@@ -94,6 +96,15 @@ def needs_no_caches(model: Any, on_top: bool = True) -> bool:
     on_top: of a cache of one row. On top of nothing layers may have windows: their masks say all.
     """
     return _ragged(model, make_prompt_cache(model), (KVCache,) if on_top else (KVCache, RotatingKVCache))
+
+
+def leaves_pads_out(model: Any) -> bool:
+    """Returns True where pads behind a row are not computed: all layers, also of an outline, are blocks of which there is a kernel.
+
+    Without quantized keys and values: of these the kernel reads none.
+    """
+    whole = native.library() is not None and all(map(has_kernel, getattr(model, "layers", [None])))
+    return whole and all(type(cache) is KVCache for cache in make_prompt_cache(model))
 
 
 def _ragged(model: Any, plain: list[Any], kinds: tuple[type, ...] = (KVCache,)) -> bool:

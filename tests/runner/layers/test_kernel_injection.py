@@ -16,7 +16,7 @@ from mlx_bulk.kernels import attention, native
 from mlx_bulk.runner.checks.padding_probe import probe
 from mlx_bulk.runner.layers import kernel_injection
 from mlx_bulk.runner.layers.kernel_injection import substitute
-from mlx_bulk.runner.layers.kv_cache import make_caches
+from mlx_bulk.runner.layers.kv_cache import leaves_pads_out, make_caches
 from mlx_bulk.runner.models.checkpoint import find_checkpoint
 from mlx_bulk.runner.models.loader import load_model
 from mlx_bulk.runner.patched_layers import cpu_layers
@@ -65,7 +65,7 @@ def test_logits_are_those_of_mlx_lm(name: str, length: int):
 def test_pads_are_left_out_where_whole_blocks_are_the_kernels(kind: str, left_out: bool):
     """Before and behind substitution: a plan asks a network that has mlx-lm's layers."""
     both = Both(kind)
-    assert [kernel_injection.leaves_pads_out(each) for each in both.networks] == [left_out, left_out]
+    assert [leaves_pads_out(each) for each in both.networks] == [left_out, left_out]
     caches = make_caches(both.networks[1], 2, padded=True)
     for cache in caches:
         cache.prepare(lengths=[5, 1], right_padding=[0, 4])
@@ -85,21 +85,21 @@ def test_pads_are_computed_where_the_kernel_does_not_serve_all_layers(changed: d
     plain, other = (
         llama.Model(llama.ModelArgs.from_dict({**tiny.CONFIGS["llama"], "model_type": "llama", **more})) for more in ({}, changed)
     )
-    assert [kernel_injection.leaves_pads_out(each) for each in (plain, other)] == [True, False]
-    assert not kernel_injection.leaves_pads_out(tiny.build("gemma3_text"))
+    assert [leaves_pads_out(each) for each in (plain, other)] == [True, False]
+    assert not leaves_pads_out(tiny.build("gemma3_text"))
 
 
 def test_pads_are_computed_in_half_precision_and_with_foreign_quantization():
     network = kernel_pairs.network("phi3")
-    assert kernel_injection.leaves_pads_out(network)
+    assert leaves_pads_out(network)
     network.set_dtype(mx.float16)
-    assert not kernel_injection.leaves_pads_out(network)
+    assert not leaves_pads_out(network)
     network.set_dtype(mx.float32)
     nn.quantize(network, group_size=32, bits=4)
-    assert kernel_injection.leaves_pads_out(network)
+    assert leaves_pads_out(network)
     other = kernel_pairs.network("phi3")
     nn.quantize(other, group_size=32, bits=4, mode="mxfp4")
-    assert not kernel_injection.leaves_pads_out(other)
+    assert not leaves_pads_out(other)
 
 
 def test_kernels_stay_where_a_batch_of_mlx_lm_is_wrong_and_ours_is_right():
