@@ -8,7 +8,8 @@ import mlx.nn as nn
 
 from . import native
 
-GELU_SLOPE, GELU_CUBE = 1.5957691216057308, 0.044715  # 2 · sqrt(2 / pi), and Hendrycks and Gimpel's 2016 cubic term
+# Those of blocks' feed-forwards, by name; their places are row_ops.h's numbers for them.
+ACTIVATIONS = {"gelu": nn.gelu, "gelu_tanh": nn.gelu_approx, "silu": nn.silu, "relu": nn.relu, "quick_gelu": nn.gelu_fast_approx}
 
 
 def reference_rms_norm(x: mx.array, weight: mx.array, eps: float, more: float = 0.0) -> mx.array:
@@ -109,7 +110,7 @@ def silu_on_cpu(x: mx.array) -> mx.array:
 def gelu_approx_on_cpu(x: mx.array) -> mx.array:
     """Computes ``reference_gelu_approx`` now, by the library, as (1 + tanh(z)) / 2 = sigmoid(2z)."""
     x, out = native.dense(x), native.empty(x.shape)
-    native.library().gelu_approx(x, out, GELU_SLOPE, GELU_CUBE)
+    native.library().gelu_approx(x, out)
     return out
 
 

@@ -56,7 +56,7 @@ _ENTRIES: dict[str, list[Any]] = {
     "swiglu": [_ARRAY, _ARRAY, _ARRAY],
     "clamped_swiglu": [_ARRAY, _ARRAY, _ARRAY, _FLOAT, _FLOAT],
     "silu": [_ARRAY, _ARRAY],
-    "gelu_approx": [_ARRAY, _ARRAY, _FLOAT, _FLOAT],
+    "gelu_approx": [_ARRAY, _ARRAY],
     "gelu": [_ARRAY, _ARRAY],
     "geglu": [_ARRAY, _ARRAY, _ARRAY],
     "layer_norm": [_ARRAY, _MAYBE, _MAYBE, _ARRAY, _FLOAT],

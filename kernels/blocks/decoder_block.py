@@ -12,14 +12,12 @@ from dataclasses import dataclass, field, fields
 
 import mlx.core as mx
 import numpy as np
-from mlx import nn
 from numpy.typing import NDArray
 
 from .. import attention, elementwise, linear, native, rope
 from ..attention import Mask
 from ..quantized import Matrix, QuantizedPlace, QuantizedWeight
 
-ACTIVATIONS = {"silu": nn.silu, "gelu_tanh": elementwise.reference_gelu_approx, "gelu": elementwise.reference_gelu}
 Angles = tuple[NDArray[np.float32], NDArray[np.float32]]  # cosines and sines [B, T, R / 2] of each token, dense
 
 
@@ -81,8 +79,8 @@ class Constants:
     """A block's constants. The epsilons are those of the norms in ``Weights``.
 
     norm_more: is added to the weights of norms. residual: by which the results of attention and feed-forward are multiplied before they are
-    added. cap: see ``attention.reference``. activation: the feed-forward's, one of ``ACTIVATIONS``. neighbours: pairs that are rotated are
-    (2i, 2i + 1), not (i, i + R / 2).
+    added. cap: see ``attention.reference``. activation: the feed-forward's, by its name in ``elementwise.ACTIVATIONS``. neighbours: pairs
+    that are rotated are (2i, 2i + 1), not (i, i + R / 2).
     """
 
     width: int  # of a head
@@ -144,7 +142,7 @@ def reference(
         return x, keys, values
     second = normed(x, w.second_norm, c.second_eps)
     gate, up = linear.reference(second, w.gate, w.gate_bias), linear.reference(second, w.up, w.up_bias)
-    gated = ACTIVATIONS[c.activation](gate) * up
+    gated = elementwise.ACTIVATIONS[c.activation](gate) * up
     return x + c.residual * normed(linear.reference(gated, w.down, w.down_bias), w.second_post_norm, c.second_post_eps), keys, values
 
 
@@ -188,7 +186,7 @@ class Block:
         call.joined_qkv, call.joined_mlp = (packed.get(name) is not None for name in _JOINED)
         for name in (*_FLOATS, "neighbours", "wide_norms"):
             setattr(call, name, getattr(c, name))
-        call.activation = [*ACTIVATIONS].index(c.activation)
+        call.activation = [*elementwise.ACTIVATIONS].index(c.activation)
 
     def _require_joined(self, names: Sequence[str]) -> None:
         """Raises ValueError unless the named weights lie one behind the other, and their biases too."""

@@ -10,13 +10,9 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
-from mlx import nn
 from numpy.typing import NDArray
 
 from .. import attention, elementwise, linear, native, rope
-
-REFERENCES = {"gelu": nn.gelu, "gelu_tanh": nn.gelu_approx, "silu": nn.silu, "relu": nn.relu, "quick_gelu": nn.gelu_fast_approx}
-ACTIVATIONS = tuple(REFERENCES)  # their places are encoder_block.h's numbers for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +79,7 @@ def reference(x: mx.array, lengths: Sequence[int], w: EncoderWeights, c: Encoder
 
     def fed(y: mx.array) -> mx.array:
         up = linear.reference(y, w.mlp_input, w.mlp_input_bias)
-        of = REFERENCES[c.activation]
+        of = elementwise.ACTIVATIONS[c.activation]
         up = of(up) if w.gate is None else of(linear.reference(y, w.gate, w.gate_bias)) * up
         return linear.reference(up, w.mlp_output, w.mlp_output_bias)
 
@@ -125,7 +121,7 @@ class PackedBlock:
         call.half = 0 if w.frequencies is None else w.frequencies.size
         call.window = -1 if c.window is None else c.window
         call.eps, call.second_eps, call.scale = c.eps, c.second_eps, (self.d // c.heads) ** -0.5
-        call.first_norms, call.normed, call.activation = c.first_norms, c.normed, ACTIVATIONS.index(c.activation)
+        call.first_norms, call.normed, call.activation = c.first_norms, c.normed, [*elementwise.ACTIVATIONS].index(c.activation)
 
     def __call__(self, x: mx.array, lengths: NDArray[np.int64], score_bias: mx.array | None = None) -> mx.array:
         """Computes ``reference`` now; the states of pads are 0. Raises Traced.

@@ -53,12 +53,11 @@ int silu(PyObject* x, PyObject* out) try {
   return -2;
 }
 
-// x, out [...]: x / (1 + exp(-slope * (x + cube * x^3)))
-int gelu_approx(PyObject* x, PyObject* out, float slope, float cube) try {
+// x, out [...]: see gelu_tanh_of
+int gelu_approx(PyObject* x, PyObject* out) try {
   Arrays arrays({x, out});
   if (!arrays.held) return -1;
-  each(arrays.elements(0), arrays.data(0), arrays.data(0), arrays.data(1),
-       [=](V y, V) { return over_one_and_exp(y, slope * (y + cube * y * y * y)); });
+  each(arrays.elements(0), arrays.data(0), arrays.data(0), arrays.data(1), [](V y, V) { return gelu_tanh_of(y); });
   return 0;
 } catch (...) {
   return -2;

@@ -27,7 +27,7 @@ struct EncoderBlock {
   const float* frequencies;  // [half], radians a position
   int64_t b, t, d, heads, hidden, half, window;  // rows, positions, model width, heads, MLP width, RoPE pairs, see BothWays
   float eps, second_eps, scale;
-  int32_t first_norms, normed, activation;  // norms before the parts; is there one before attention; see `active`
+  int32_t first_norms, normed, activation;  // norms before the parts; is there one before attention; see `Activation`
 
   void run(const Angles* angles) const {
     std::vector<int64_t> from(b + 1), places;
@@ -110,18 +110,10 @@ struct EncoderBlock {
       for (long i = 0; i < rows; i++)
         for (long j = 0; j < end - at; j += W) {
           float* number = to + i * DEPTH + at + j;
-          V value = active(load(number));
+          V value = active_of((Activation)activation, load(number));
           store(number, gate ? value * load(upper + i * PANEL + j) : value);
         }
     }
-  }
-
-  V active(V x) const {
-    enum { GELU, GELU_TANH, SILU, RELU, QUICK_GELU };
-    if (activation == GELU) return gelu_of(x);
-    if (activation == GELU_TANH) return over_one_and_exp(x, 1.5957691216057308f * (x + 0.044715f * x * x * x));
-    if (activation == QUICK_GELU) return over_one_and_exp(x, 1.702f * x);
-    return activation == SILU ? over_one_and_exp(x, x) : x < 0.0f ? V{} : x;
   }
 };
 

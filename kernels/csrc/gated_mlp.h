@@ -1,5 +1,5 @@
-// A gated MLP: down (f(gate x) * up x), where f is SiLU or GELU. With tiles the hidden layer is never stored in float32. A product's tiles are laid out as the
-// next product reads them, so their numbers are split into parts at once. Knows nothing of models.
+// A gated MLP: down (f(gate x) * up x). With tiles, and f SiLU, the hidden layer is never stored in float32. A product's tiles are laid out as
+// the next product reads them, so their numbers are split into parts at once. Knows nothing of models.
 
 #pragma once
 
@@ -7,8 +7,6 @@
 #include "row_ops.h"
 
 namespace {
-
-enum Activation { SILU, GELU_TANH, GELU };  // in the order of ACTIVATIONS in kernels/blocks/decoder_block.py
 
 struct Gated {
   const float *gate, *up, *gate_bias, *up_bias;  // [hidden, depth] each, and [hidden] or null
@@ -34,8 +32,7 @@ struct Gated {
     auto active = [&](long row, float* room) {
       const float *g = gated + row * apart, *u = upper + row * apart;
       if (activation == SILU) each_of(g, u, hidden, room, swiglu_of);
-      else if (activation == GELU) each_of(g, u, hidden, room, geglu_of);
-      else each_of(g, u, hidden, room, geglu_tanh_of);
+      else each_of(g, u, hidden, room, [this](V x, V y) { return active_of(activation, x) * y; });
       return room;
     };
     multiply(m, hidden, active, {down}, few);

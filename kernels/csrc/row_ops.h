@@ -97,13 +97,6 @@ inline void add_row(const float* x, const float* y, float by, long n, float* to)
 
 inline V swiglu_of(V gate, V x) { return over_one_and_exp(gate * x, gate); }
 
-constexpr float GELU_SLOPE = 1.5957691f, GELU_CUBE = 0.044715f;  // 2 sqrt(2 / pi), and its factor of x^3
-
-// GELU in its tanh form times x: (1 + tanh(z)) / 2 = 1 / (1 + exp(-2 z))
-inline V geglu_tanh_of(V gate, V x) {
-  return over_one_and_exp(gate * x, GELU_SLOPE * (gate + GELU_CUBE * gate * gate * gate));
-}
-
 // min(gate, limit) sigmoid(slope min(gate, limit)) (clip(x, -limit, limit) + 1); NaN stays
 inline V clamped_swiglu_of(V gate, V x, float slope, float limit) {
   gate = gate > limit ? all(limit) : gate;
@@ -134,5 +127,17 @@ inline V gelu_of(V x) {
 }
 
 inline V geglu_of(V gate, V x) { return gelu_of(gate) * x; }
+
+// GELU in its tanh form, x (1 + tanh(z)) / 2 = x / (1 + exp(-2 z)) with 2 z = 2 sqrt(2 / pi) (x + 0.044715 x^3)
+inline V gelu_tanh_of(V x) { return over_one_and_exp(x, 1.5957691216057308f * (x + 0.044715f * x * x * x)); }
+
+enum Activation { GELU, GELU_TANH, SILU, RELU, QUICK_GELU };  // in the order of ACTIVATIONS in kernels/elementwise.py
+
+inline V active_of(Activation activation, V x) {
+  if (activation == GELU) return gelu_of(x);
+  if (activation == GELU_TANH) return gelu_tanh_of(x);
+  if (activation == QUICK_GELU) return over_one_and_exp(x, 1.702f * x);
+  return activation == SILU ? over_one_and_exp(x, x) : x < 0.0f ? V{} : x;
+}
 
 }  // namespace

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlx_bulk.kernels import linear, native
+from mlx_bulk.kernels import elementwise, linear, native
 from mlx_bulk.kernels.attention import Mask
 from mlx_bulk.kernels.blocks import decoder_block
 from mlx_bulk.kernels.blocks.decoder_block import Block, Weights
@@ -59,7 +59,7 @@ def test_any_shape_agrees_with_the_specification(shape: Shape, heads: tuple[int,
         Shape, d=st.sampled_from([24, 65]), biased=st.booleans(), normed=st.booleans(), around=st.sampled_from(list(AROUND.values())),
         wide_norms=st.booleans(), norm_more=st.sampled_from([0.0, 1.0]), residual=st.sampled_from([1.0, 0.22]),
         cap=st.sampled_from([0.0, 2.0]), magnitude=st.sampled_from([1.0, 1.2]), neighbours=st.booleans(),
-        activation=st.sampled_from(list(decoder_block.ACTIVATIONS)),
+        activation=st.sampled_from(list(elementwise.ACTIVATIONS)),
         rows=st.sampled_from([1, 3]), t=st.sampled_from([1, 17, 200]), hidden=st.sampled_from([70, 0]),
     ),
     st.sampled_from(KINDS),
@@ -70,7 +70,7 @@ def test_any_layout_agrees_with_the_specification(shape: Shape, kind: str):
 
 @pytest.mark.parametrize(("rows", "t"), [(2, 1), (32, 1), (3, 70)])
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("activation", decoder_block.ACTIVATIONS)
+@pytest.mark.parametrize("activation", elementwise.ACTIVATIONS)
 def test_weights_that_are_packed_as_one_give_the_same_bits(rows: int, t: int, biased: bool, activation: str):
     c = case(Shape(rows=rows, t=t, used=3, hidden=96, biased=biased, normed=True, activation=activation))
     rooms = [np.full((rows, 2, 80, 16), 0.5, np.float32) for _ in range(2)]

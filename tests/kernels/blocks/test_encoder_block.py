@@ -7,8 +7,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_bulk.kernels import native
-from mlx_bulk.kernels.blocks.encoder_block import ACTIVATIONS, EncoderConstants, EncoderWeights, PackedBlock, reference, suits
+from mlx_bulk.kernels import elementwise, native
+from mlx_bulk.kernels.blocks.encoder_block import EncoderConstants, EncoderWeights, PackedBlock, reference, suits
 from numpy.typing import NDArray
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="it serves the CPU, with g++")
@@ -202,7 +202,7 @@ def test_scores_far_apart_do_not_overflow():
 def test_each_activation_has_the_librarys_number():
     """A block's activations are told apart: no two of them give the same."""
     x, found = inputs(48, 1, 5), []
-    for activation in ACTIVATIONS:
+    for activation in elementwise.ACTIVATIONS:
         weights, constants = block_of(Shape(activation=activation))
         found.append(np.array(PackedBlock(weights, constants)(x, np.array([5]))))
     assert all(np.abs(a - b).max() > 1e-5 for i, a in enumerate(found) for b in found[:i])
