@@ -21,10 +21,10 @@ from mlx_bulk.runner.core.logprob_options import LogprobOptions  # noqa: E402
 from mlx_bulk.runner.core.outcomes import Generated, Scored  # noqa: E402
 from mlx_bulk.runner.core.requests import Request, ScoreRequest  # noqa: E402
 from mlx_bulk.runner.engine.engine import Engine  # noqa: E402
-from mlx_bulk.runner.engine.scorer import Scorer  # noqa: E402
 from mlx_bulk.runner.engine.setup import Setup  # noqa: E402
 from mlx_bulk.runner.models.checkpoint import find_checkpoint  # noqa: E402
 from mlx_bulk.runner.models.loader import load_model  # noqa: E402
+from mlx_bulk.runner.scoring.scorer import Scorer  # noqa: E402
 from mlx_lm.models import llama  # noqa: E402
 from mlx_lm.utils import quantize_model  # noqa: E402
 

@@ -18,11 +18,11 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
-from . import cuda_cache
 from .cpu.blas_library import blas_threads, config_of, core_of, limit_threads, set_threads, why_slow
 from .cpu.cores import usable_cores
 from .cpu.numpy_blas import open_adapted, wheel_library
 from .cpu.vector_units import VARIABLE, UnknownUnits, compiler_options, generic, heeds, limit_blas
+from .cuda import kernel_cache
 
 log = logging.getLogger("mlx_bulk")
 
@@ -218,7 +218,7 @@ def load_mlx() -> Any:
 
 @cache
 def _keep_cuda_kernels(kind: str) -> None:
-    cuda_cache.share(cache_folder("cuda").absolute() / kind)
+    kernel_cache.share(cache_folder("cuda").absolute() / kind)
 
 
 def compiles() -> bool:

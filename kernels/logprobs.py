@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import largest, native
-from .backend import on_cpu_path
+from .backend import device_name, on_cpu_path
 
 BLOCK_BYTES = 512 << 10  # of logits at once on the CPU: what is computed from them fits the second cache
 LEAST = -200.0  # float32 exp is 0 below -104
@@ -103,8 +103,10 @@ def fused(logits: mx.array, targets: mx.array) -> tuple[mx.array, mx.array]:
     """Computes ``reference``'s logprobs and greedy flags by mlx's fused kernel, which reads half precision and sums in float32.
 
     That kernel gives an infinite loss where a logit is +inf; such rows are NaN here too, as those without any finite logit are.
-    On the CPU mlx has no such kernel and sums in the logits' own type.
+    On the CPU mlx has no such kernel and sums in the logits' own type, so they become float32 first.
     """
+    if device_name() == "cpu":
+        logits = logits.astype(mx.float32)
     best = mx.argmax(logits, axis=-1, keepdims=True)
     peak = mx.take_along_axis(logits, best, axis=-1)[:, 0]
     logprobs = mx.where(mx.isinf(peak), mx.nan, -mx.fast.cross_entropy(logits, targets))

@@ -19,11 +19,11 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 ROOMS = """
-    configs kernels/cpu kernels kernels/blocks kernels/recurrent kernels/sampling
+    configs kernels/cpu kernels/cuda kernels kernels/blocks kernels/recurrent kernels/sampling
     runner runner/core runner/files runner/formats runner/data runner/templates runner/text runner/images runner/grammar runner/answers
     runner/scheduler runner/quantized_kv runner/caches runner/patched_layers runner/layers runner/encoders runner/vision runner/pooling
-    runner/ranks runner/models runner/engine runner/pool_engine runner/twins runner/checks runner/store runner/runs runner/policies
-    runner/rescore runner/pipeline
+    runner/ranks runner/models runner/engine runner/scoring runner/pool_engine runner/twins runner/checks runner/store runner/runs
+    runner/policies runner/rescore runner/pipeline
     runner/leasing runner/parcels runner/cluster runner/network runner/worker runner/estimate
     jobs/terminal jobs/statistics jobs/rewards jobs/openai jobs/generate jobs/score jobs/embed jobs/classify jobs jobs/harness
     jobs/evals jobs/export jobs/sweep jobs/status

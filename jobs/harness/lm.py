@@ -24,7 +24,7 @@ from ...runner.core.outcomes import Failure, Generated, Outcome, Scored
 from ...runner.core.requests import AnyRequest, Generate, Passage, Prompt, Request, Sample, ScoreRequest
 from ...runner.engine.engine import Engine
 from ...runner.engine.interface import Progress
-from ...runner.engine.scorer import Scorer
+from ...runner.scoring.scorer import Scorer
 from ..generate.generate import sample_seed
 from .answers import Answers, NoAnswers
 from .model import EvalModel, prepare_for_eval

@@ -19,10 +19,10 @@ from ...runner.core.outcomes import Outcome, Scored
 from ...runner.core.requests import Row, ScoreRequest
 from ...runner.data.column_paths import lookup, require_column
 from ...runner.data.type_inference import json_text
-from ...runner.engine.scorer import Scorer
 from ...runner.engine.setup import Setup
 from ...runner.images.row_pictures import RowPictures
 from ...runner.pipeline.job import ConfigFiles, Parts
+from ...runner.scoring.scorer import Scorer
 from ...runner.templates.chat_messages import Columns, read_messages
 from ...runner.templates.prompt_templates import Rendered, compile_prompt, compile_template, is_constant
 from ..generate.prompt_encoding import require_chat_template, require_top, require_vocabulary

@@ -8,12 +8,12 @@ from pathlib import Path
 from tqdm import tqdm
 
 from ...runner.core.logprob_options import LogprobOptions
-from ...runner.engine.kept_logprobs import kept_logprobs
 from ...runner.engine.setup import Setup
 from ...runner.images.row_pictures import has_vision_tower
 from ...runner.pipeline.stored_model import run_model
 from ...runner.rescore.second_scores import rescored
 from ...runner.rescore.stored_records import StoredRecord, stored_records
+from ...runner.scoring.kept_logprobs import kept_logprobs
 from ..kinds import KINDS
 from .logprob_diff import LogprobComparison
 

@@ -132,25 +132,31 @@ def reference(
     best, peak = mx.argmax(x, axis=-1), x.max(axis=-1)
     possible = mx.isfinite(peak)
     ids, under = best, mx.where(possible, 0.0, mx.nan)
-    greedy, left = _mask(p.greedy), None
+    left = greedy = None
     if not p.greedy.all():
-        z = (x - peak[:, None]) / mx.where(greedy, 1.0, mx.array(p.temperature))[:, None]
+        greedy, temperature, uniforms = _sent_together(p)
+        z = (x - peak[:, None]) / temperature[:, None]
         if p.filtered.any():
             z = token_filters.reference(z, p)
         e = mx.exp(z)
-        drawn, total = inverse_cdf.reference(e, mx.array(p.uniforms))
+        drawn, total = inverse_cdf.reference(e, uniforms)
         ids = mx.where(greedy, best, drawn)
         own, weight = (mx.take_along_axis(each, drawn[:, None], axis=-1)[:, 0] for each in (z, e))
         under = mx.where(greedy, under, mx.where((weight == total) & (total > 0), 0.0, own - mx.log(total)))  # the only one: 0
         left = z > -mx.inf
     if kept:
         alone = (mx.arange(x.shape[-1]) == best[:, None]) & possible[:, None]
-        left = alone if left is None else mx.where(greedy[:, None], alone, left)
+        left = alone if left is None or greedy is None else mx.where(greedy[:, None], alone, left)
     return ids.astype(mx.int32), under, _tempered.reference(given, ids, p.temperature) if tempered else None, left if kept else None
 
 
-def _mask(rows: NDArray[np.bool_]) -> mx.array:
-    return mx.array(rows)  # pyright: ignore[reportArgumentType]  (mlx's stubs leave NumPy arrays out)
+def _sent_together(p: Parameters) -> tuple[mx.array, mx.array, mx.array]:
+    """Returns which rows are greedy, what logits are divided by, and the uniform numbers, each [B], of one array.
+
+    On CUDA an array from the host costs a step some tenths of a millisecond.
+    """
+    greedy, divisor, uniforms = mx.array(np.stack([p.greedy, _tempered.divisor(p.temperature), p.uniforms]).astype(np.float32))
+    return greedy > 0, divisor, uniforms
 
 
 # ------------------------------------------------------------------------------------------------------ on the CPU

@@ -42,6 +42,7 @@ log = logging.getLogger("mlx_bulk")
 
 ROWS = {"cpu": 32, "metal": 64, "cuda": 256}  # decoding at once, when batch.rows is auto
 TOKENS = {"cpu": 2048, "metal": 4096, "cuda": 16384}  # in one prefill, when batch.tokens is auto
+CALL_COST = {"cuda": 1024}  # tokens of a prefill that take as long as the fixed cost of a call; elsewhere CALL_TOKENS
 
 
 @dataclass(slots=True, frozen=True)
@@ -180,6 +181,7 @@ def _limits(config: BatchConfig, models: Sequence[CheckedModel], beside: int) ->
         row_bytes,
         equal_lengths=not ways <= set(PADDED),
         pads=CALL_TOKENS if device == "cpu" and not free else math.inf,
+        call_tokens=CALL_COST.get(device, CALL_TOKENS),
     )
 
 

@@ -21,11 +21,11 @@ from ..core.images import FIRST_IMAGE_ID, ImageTable, PromptImage, not_compared
 from ..core.logprob_options import LogprobOptions
 from ..core.outcomes import Generated, Scored
 from ..core.requests import Generate, Passage, Prompt, Request, Sample, Sampling, ScoreRequest
-from ..engine.scorer import Scorer
 from ..engine.setup import Setup
 from ..layers.kv_cache import make_caches
 from ..layers.network import Network
 from ..patched_layers.call_context import READER
+from ..scoring.scorer import Scorer
 from ..vision.features import FeatureCache, FeatureMaker, ImageFeatures
 from ..vision.uncompared import UncomparedType
 from ..vision.whole_models import WholeModel, open_whole_model

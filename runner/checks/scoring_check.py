@@ -16,13 +16,13 @@ from ..core.errors import first_line
 from ..core.logprob_options import LogprobOptions
 from ..core.outcomes import Scored
 from ..core.requests import Passage, ScoreRequest
-from ..engine.scorer import Scorer
 from ..engine.setup import BatchFeatures, Setup
 from ..layers.kv_cache import make_caches
 from ..layers.lm_head import Head
 from ..layers.network import Network
 from ..layers.state_scores import score_logits
 from ..scheduler.limits import Limits
+from ..scoring.scorer import Scorer
 from .padding_probe import allowed_difference
 from .trial import largest_gap, outcomes_of, random_ids, row_logits, trial_score_request
 

@@ -12,10 +12,10 @@ from ..core.kv_quantization import KVQuantization
 from ..core.logprob_options import LogprobOptions
 from ..core.outcomes import Scored
 from ..core.requests import ScoreRequest
-from ..engine.scorer import Scorer
 from ..engine.setup import Setup
 from ..layers.kv_cache import make_caches
 from ..layers.network import Network
+from ..scoring.scorer import Scorer
 from .trial import outcomes_of, random_ids, trial_score_request
 
 WIDTHS = (9, 13)  # tokens; OpenBLAS's Haswell kernels treat all rows alike only where rows times tokens is a multiple of 12

@@ -1,4 +1,4 @@
-"""Runs token ids through a model: the engine generates completions, the scorer scores given tokens. Knows no text and no jobs.
+"""Runs token ids through a model and generates completions. Knows no text and no jobs.
 
-Public: interface, setup, engine, scorer, reference_logprobs, kept_logprobs.
+Public: interface, setup, engine.
 """

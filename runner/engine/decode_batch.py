@@ -32,6 +32,7 @@ from ..core.images import FIRST_IMAGE_ID
 from ..core.outcomes import Failure, Generated, Outcome
 from ..core.progress import Progress
 from ..layers.kv_cache import Caches, midway_array, select
+from ..models.device_memory import limit_spare_memory
 from ..ranks.lockstep import shared_draw
 from ..scheduler.admission import may_leave
 from ..scheduler.limits import Load
@@ -192,7 +193,7 @@ class DecodeBatch:
         self._progress.steps += 1
         self._progress.slot_steps += setup.limits.rows
         if self._progress.steps % CLEAR_STEPS == 0:
-            mx.clear_cache()
+            limit_spare_memory()
         return before
 
     def _send_half(self) -> bool:

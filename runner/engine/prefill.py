@@ -33,6 +33,7 @@ from ..layers.kv_cache import (
     send_caches,
 )
 from ..layers.state_scores import no_scores, read_scores
+from ..models.device_memory import limit_spare_memory
 from ..scheduler.prefill_calls import call_width, prefill_calls
 from .prefix_disk_cache import ComputedPrefix
 from .setup import Setup
@@ -116,7 +117,8 @@ def prefill_by_calls(setup: Setup, requests: list[Request], prefixes: Sequence[C
     pairs = zip(requests, prefixes or [None] * len(requests), strict=True)
     rows = [_PrefillRow(request.prompt.ids, len(request.prompt.ids) - 1, prefix, request) for request, prefix in pairs]
     lengths, starts = [len(row) for row in rows], [row.start for row in rows]
-    calls = prefill_calls(lengths, starts, padded=setup.features.padded, ragged=setup.features.ragged, static=setup.static)
+    way = {"padded": setup.features.padded, "ragged": setup.features.ragged, "static": setup.static}
+    calls = prefill_calls(lengths, starts, **way, call_tokens=setup.limits.call_tokens)
     if len(calls) == 1:
         return (yield from _prefill_together(setup, rows))
     parts: list[Prefilled] = []
@@ -198,7 +200,7 @@ def _run(
         else:
             setup.network(columns, caches, lengths=lengths, read="nothing")
         sent = _compute(setup, caches)
-        mx.clear_cache()
+        limit_spare_memory()
         at += n
     return [join_scores(pieces) for pieces in echoes] if echo else [None] * len(rows), last_state
 

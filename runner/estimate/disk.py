@@ -17,9 +17,9 @@ from ..core.logprob_options import LogprobOptions
 from ..core.outcomes import Failure, Generated, Outcome, Pooled, Scored
 from ..core.policy import Policy
 from ..core.requests import AnyRequest, PoolRequest, Request, Row, Sample, ScoreRequest
-from ..engine.partial_scores import NO_DIVERGENCE
 from ..layers.state_scores import no_scores
 from ..pipeline.job import Grouping, Job, Ratings
+from ..scoring.partial_scores import NO_DIVERGENCE
 from ..store.arrow_builder import record_batch, record_bytes
 from ..store.part_file import ERRORS_SCHEMA
 from .forecast import CompletionLength

@@ -141,7 +141,8 @@ class _DecodingBatch:
         starts = [len(prefix.ids) if prefix else 0 for prefix in prefixes]
         lengths = [len(request.prompt.ids) - 1 - start for request, start in zip(requests, starts, strict=True)]
         features, padded = setup.features, 0
-        for call in prefill_calls(lengths, starts, padded=features.padded, ragged=features.ragged, static=setup.static):
+        way = {"padded": features.padded, "ragged": features.ragged, "static": setup.static}
+        for call in prefill_calls(lengths, starts, **way, call_tokens=setup.limits.call_tokens):
             width = call_width([lengths[row] for row in call])
             padded += len(call) * width
             for tokens in call_widths(setup, len(call), width):

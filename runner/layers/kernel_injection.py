@@ -1,4 +1,4 @@
-"""Puts our CPU kernels into a loaded network, if its logits stay the same.
+"""Puts our kernels into a loaded network: on a CPU if its logits stay the same, on CUDA where the checks at load hold them to mlx's.
 
 mlx-lm's model files call attention, activations and recurrences by name: these names get our functions in the files that define the
 network's layers.
@@ -28,10 +28,12 @@ from mlx_lm.utils import get_total_parameters
 from numpy.typing import NDArray
 
 from ...kernels import attention, elementwise, linear, native
+from ...kernels.backend import device_name
 from ..core.errors import first_line
 from ..patched_layers.call_context import context_of
 from ..patched_layers.cpu_layers import FastLinear, FastSwitchLinear, run_kernel
 from ..patched_layers.cpu_recurrent import fast_gated_delta, fast_state_space
+from ..patched_layers.cuda_attention import attend
 from ..patched_layers.layer_patching import patch_layers, patch_quantized_layers, unpatch_layers
 from .kv_cache import make_caches
 from .network import Network
@@ -46,8 +48,6 @@ LENGTHS = (24, 7)  # tokens of the trial's rows
 _Way = Callable[[Network, list[NDArray[np.int32]]], mx.array]
 SHARE = 0.25  # of a model's memory, which weights and packed weights may take together
 WORK = 1e11  # parameters x tokens that a trial beyond a sliding window may take: about a second
-
-
 functions_used: set[str] = set()  # kernels called by the functions below since it was cleared; no single network owns these functions
 
 
@@ -117,6 +117,9 @@ def substitute(network: Any, vocabulary: int, window: int | None, packs: bool = 
     warning says so. Quantized layers are not tried, and stay: with mlx's products a trial of a model of billions would take a quarter of
     an hour.
     """
+    if device_name() == "cuda":
+        _put(network, vocabulary)
+        return ("attention",)
     if not linear.numpy_serves() and native.library() is None:
         return ()
     _put_back_but_quantized(network, vocabulary)
@@ -163,7 +166,7 @@ def packing_bytes(network: Any, memory: int, vocabulary: int) -> int:
 
 def restore(network: Any) -> None:
     """Puts the originals back in the network's layers and in the model files that define them."""
-    _swap(_files(network), _OURS, _ORIGINALS)
+    _swap(_files(network), [*_OURS, attend], [*_ORIGINALS, base.scaled_dot_product_attention])
     unpatch_layers(network)
 
 
@@ -174,6 +177,9 @@ def _put_back_but_quantized(network: Any, vocabulary: int) -> None:
 
 
 def _put(network: Any, vocabulary: int, packs: bool = False) -> None:
+    if device_name() == "cuda":
+        _swap(_files(network), [base.scaled_dot_product_attention], [attend])
+        return
     _swap(_files(network), _ORIGINALS, _OURS)
     patch_layers(network, vocabulary)
     context_of(network).packs = packs

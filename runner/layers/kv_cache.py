@@ -16,8 +16,9 @@ from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models.cache import ArraysCache, BatchKVCache, KVCache, RotatingKVCache, make_prompt_cache
 
 from ...kernels import native
-from ...kernels.backend import device_name
+from ...kernels.backend import device_name, on_cpu_path
 from ..caches.cache_stand_ins import PrefixView
+from ..caches.padded_kv_cache import remember
 from ..caches.ragged_kv_cache import STEP, RaggedKVCache
 from ..caches.row_positions import RowPositions
 from ..core.kv_quantization import KVQuantization
@@ -72,7 +73,7 @@ def _layer_caches(model: Any, rows: int, padded: bool, kv: KVQuantization | None
         return cast(Caches, plain)
     if _ragged(model, plain):
         return [RaggedKVCache(rows) for _ in plain]
-    return _with_small_steps([type(layer).merge([layer] * rows) for layer in plain])
+    return _made_ours([type(layer).merge([layer] * rows) for layer in plain])
 
 
 def _quantizing(cache: Any, kv: KVQuantization) -> Any:
@@ -93,8 +94,10 @@ def read_only_views(base: Caches | None) -> Caches | None:
 def needs_no_caches(model: Any, on_top: bool = True) -> bool:
     """Returns True when such calls are possible: the CPU kernel serves every layer, for any number of tokens.
 
-    on_top: of a cache of one row. On top of nothing layers may have windows: their masks say all.
+    on_top: of a cache of one row. On top of nothing layers may have windows: their masks say all. A GPU needs caches on top of one alone.
     """
+    if not on_cpu_path():
+        return not on_top and all(type(cache) is KVCache for cache in make_prompt_cache(model))
     return _ragged(model, make_prompt_cache(model), (KVCache,) if on_top else (KVCache, RotatingKVCache))
 
 
@@ -113,11 +116,18 @@ def _ragged(model: Any, plain: list[Any], kinds: tuple[type, ...] = (KVCache,)) 
     return len(layers) == len(plain) and all(type(cache) in kinds for cache in plain) and all(map(serves, layers))
 
 
-def _with_small_steps(caches: Caches) -> Caches:
-    """Returns the caches, set on the CPU to grow in smaller steps than mlx-lm's 256, most of which would be zeros to write and copy."""
+def _made_ours(caches: Caches) -> Caches:
+    """Returns mlx-lm's padded caches as this device needs them.
+
+    On the CPU they grow in smaller steps than mlx-lm's 256, most of which would be zeros to write and copy. On CUDA they tell our
+    attention where rows begin.
+    """
+    device = device_name()
     for cache in kept_inside(caches):
-        if type(cache) in (BatchKVCache, BatchQuantizedKVCache) and device_name() == "cpu":
+        if type(cache) in (BatchKVCache, BatchQuantizedKVCache) and device == "cpu":
             cache.step = STEP
+        if device == "cuda":
+            remember(cache)
     return caches
 
 
@@ -169,7 +179,7 @@ def merge_caches(model: Any, rows: list[Caches]) -> Caches:
     layers: list[tuple[Any, ...]] = list(zip(*rows, strict=True))
     if _ragged(model, [cache for cache in rows[0] if not isinstance(cache, RowPositions)]):
         return [type(own[0]).merge(own) if isinstance(own[0], RowPositions) else row_cache(own) for own in layers]
-    return _with_small_steps([type(own[0]).merge(list(own)) for own in layers])
+    return _made_ours([type(own[0]).merge(list(own)) for own in layers])
 
 
 def select(caches: Caches, rows: list[int], of: int, padded: bool) -> None:

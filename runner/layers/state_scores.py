@@ -3,21 +3,25 @@
 Logits of states are made of a chunk of positions and reduced at once: there is no [B, T, V] array.
 """
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from ...kernels import divergence, fused_logprobs, logprobs
+from ...kernels import backend, divergence, fused_logprobs, logprobs
 from ...kernels.divergence import Divergence, diverge
 from ...kernels.fused_logprobs import Product
 from ...kernels.logprobs import Scores, score
+from ...kernels.sampling import logit_memory
 from ...kernels.sampling.temperature_logprobs import tempered
 from ..core.images import FIRST_IMAGE_ID
 from ..core.logprob_options import LogprobOptions
 from .network import Network
+
+Meanwhile = Callable[[], None] | None  # what the host does while a GPU computes
 
 TILES = 32  # rows that a processor with tiles multiplies at a time: fewer cost as much
 
@@ -29,6 +33,7 @@ def read_scores(
     targets: NDArray[np.int32],
     rows: int,
     wanted: LogprobOptions,
+    meanwhile: Meanwhile = None,
 ) -> tuple[Scores, Divergence | None]:
     """Returns scores of ``targets`` [N], N at least 1, at the rows ``at`` [N] of ``states`` [P, H].
 
@@ -36,18 +41,22 @@ def read_scores(
     positions are in memory: the next are computed while these are reduced. There are none where a kernel reduces the product as it
     multiplies. A position with several targets goes through the head once. No other place makes logits of states. An echo's targets may
     be ids of pictures: their figures are NaN, or 0 where they are whole numbers.
+    meanwhile: called once all is sent to a GPU and before the last of it is read, where such scores are ``sent_ahead``.
     """
     words = np.flatnonzero(targets < FIRST_IMAGE_ID)
     if len(words) < len(targets):
         assert len(networks) == 1, "ids of pictures are no targets of a comparison"
-        of_words = read_scores(networks, states, at[words], targets[words], rows, wanted)[0] if len(words) else no_scores(wanted)
+        few = at[words], targets[words]
+        of_words = read_scores(networks, states, *few, rows, wanted, meanwhile)[0] if len(words) else no_scores(wanted)
         return logprobs.spread_scores(of_words, words, len(targets)), None
     pairs, back = np.unique(at.astype(np.int64) << 32 | targets, return_inverse=True)
     at, targets = (pairs >> 32).astype(np.intp), (pairs & 0xFFFFFFFF).astype(np.int32)
     if len(networks) == 1 and (fused := _fused_scores(networks[0], states[0], at, targets, wanted)) is not None:
         return fused[back], None
     rows = max(rows // TILES * TILES, min(rows, TILES))
-    chunks = [np.arange(begin, min(begin + rows, len(at))) for begin in range(0, len(at), rows)]
+    if len(networks) == 1 and sent_ahead(wanted):
+        return _sent_scores(networks[0], states[0], at, targets, logit_memory.lean_rows(rows), wanted, meanwhile)[back], None
+    chunks = _chunks(len(at), rows)
     scores: list[Scores] = []
     divergences: list[Divergence] = []
     ahead = _logits(networks, states, at[chunks[0]])
@@ -62,6 +71,43 @@ def read_scores(
     return logprobs.join_scores(scores)[back], divergence.join_divergences(divergences)[back] if divergences else None
 
 
+def sent_ahead(wanted: LogprobOptions) -> bool:
+    """Returns whether a GPU computes scores of logprobs alone while the host does other work."""
+    return not backend.on_cpu_path() and logprobs.fuses(wanted.top, wanted.stats) and wanted.temperature in (None, 0.0, 1.0)
+
+
+def _sent_scores(
+    network: Network,
+    states: mx.array,
+    at: NDArray[np.intp],
+    targets: NDArray[np.int32],
+    rows: int,
+    wanted: LogprobOptions,
+    meanwhile: Meanwhile,
+) -> Scores:
+    """Returns ``read_scores`` of one network by ``logprobs.fused``. A chunk is read when the next one is sent."""
+    scores, sent = list[Scores](), deque[tuple[mx.array, ...]]()
+
+    def read() -> None:
+        figures, *greedy = map(np.array, sent.popleft())
+        scores.append(Scores(figures, greedy=greedy[0] if greedy else None, tempered=None if wanted.temperature is None else figures))
+
+    for chunk in _chunks(len(at), rows):
+        parts = logprobs.fused(_logits_at(network, states, at[chunk]), mx.array(targets[chunk]))
+        sent.append(parts if wanted.greedy else parts[:1])
+        mx.async_eval(*sent[-1])
+        if len(sent) > 1:
+            read()
+    if meanwhile is not None:
+        meanwhile()
+    read()
+    return logprobs.join_scores(scores)
+
+
+def _chunks(count: int, rows: int) -> list[NDArray[np.intp]]:
+    return [np.arange(begin, min(begin + rows, count)) for begin in range(0, count, rows)]
+
+
 def _fused_scores(
     network: Network, states: mx.array, at: NDArray[np.intp], targets: NDArray[np.int32], wanted: LogprobOptions
 ) -> Scores | None:
@@ -73,12 +119,16 @@ def _fused_scores(
 
 def _logits(networks: Sequence[Network], states: Sequence[mx.array], at: NDArray[np.intp]) -> list[mx.array]:
     """Starts to compute each network's float32 logits [N, V] at the rows ``at``."""
-    rows, back = np.unique(at, return_inverse=True)
-    logits = [network.logits(state[mx.array(rows)]).astype(mx.float32) for network, state in zip(networks, states, strict=True)]
-    if len(rows) < len(at):
-        logits = [own[mx.array(back)] for own in logits]
+    logits = [_logits_at(network, state, at).astype(mx.float32) for network, state in zip(networks, states, strict=True)]
     mx.async_eval(*logits)
     return logits
+
+
+def _logits_at(network: Network, states: mx.array, at: NDArray[np.intp]) -> mx.array:
+    """Returns logits [N, V] at the rows ``at`` [N], unevaluated; each row goes through the head once."""
+    rows, back = np.unique(at, return_inverse=True)
+    logits = network.logits(states[mx.array(rows.astype(np.int32))])
+    return logits[mx.array(back.astype(np.int32))] if len(rows) < len(at) else logits
 
 
 def score_logits(wanted: LogprobOptions, logits: mx.array, targets: NDArray[np.int32]) -> Scores:

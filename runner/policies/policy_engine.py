@@ -20,11 +20,11 @@ from ..core.requests import Request
 from ..core.shard_layout import Layout
 from ..engine.engine import Engine
 from ..engine.interface import EngineInterface
-from ..engine.reference_logprobs import SHARE, Finished, Reference
 from ..engine.setup import Setup
 from ..models.checkpoint import Checkpoint
 from ..pool_engine.reward_rater import RewardRater
 from ..scheduler.limits import Limits
+from ..scoring.reference_logprobs import SHARE, Finished, Reference
 from ..store.paths import RunPaths
 from .policy_source import FolderSource
 from .policy_store import PolicyStore

@@ -22,6 +22,7 @@ from ..core.requests import PoolRequest
 from ..engine.interface import FixedWeights
 from ..engine.oom_backoff import MemoryBackoff
 from ..engine.setup import Setup
+from ..models.device_memory import limit_spare_memory
 from ..patched_layers.rope_layers import has_positions
 from ..pooling.decoder_body import DecoderBody
 from ..pooling.vectors import PoolingNetwork
@@ -100,7 +101,7 @@ class Pooler(FixedWeights):
         vectors = self._vectors(batch)
         self.progress.prefilled += batch.tokens
         self.progress.padded += batch.rows * batch.width
-        mx.clear_cache()
+        limit_spare_memory()
         for each, vector in zip(batch.inputs, vectors, strict=False):  # dummies come last
             for number, place in each.owners:
                 row = window.rows[number]

@@ -10,9 +10,9 @@ from ..core.arrays import Floats
 from ..core.logprob_options import LogprobOptions
 from ..core.outcomes import Scored
 from ..engine.interface import one_window
-from ..engine.reference_logprobs import reference_request
-from ..engine.scorer import Scorer
 from ..engine.setup import Setup
+from ..scoring.reference_logprobs import reference_request
+from ..scoring.scorer import Scorer
 from .stored_records import StoredRecord
 
 

@@ -17,6 +17,7 @@ class Limits:
 
     A cached token costs ``token_bytes``, and each row ``row_bytes`` besides. With ``equal_lengths`` a batch takes only prompts of one
     length, for models that can't ignore padding. ``pads``: those that a batch of passages may have, where the model computes pads too.
+    ``call_tokens``: how many tokens of a prefill take as long as the fixed cost of a call.
 
     A pooling model has no KV caches: its bytes are those of its arrays at work. Each pair of a row's tokens costs ``pair_bytes``, where
     attention keeps its scores in memory.
@@ -30,6 +31,7 @@ class Limits:
     equal_lengths: bool = False
     pair_bytes: float = 0.0
     pads: float = math.inf
+    call_tokens: int = 64
 
     def kv(self, rows: int, longest: int) -> float:
         """Returns the bytes of ``rows`` rows in buffers as wide as the longest of them."""

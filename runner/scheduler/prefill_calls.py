@@ -11,18 +11,21 @@ from itertools import groupby
 from .prefix_tree import CALL_TOKENS
 
 
-def prefill_calls(lengths: Sequence[int], starts: Sequence[int], *, padded: bool, ragged: bool, static: bool) -> list[list[int]]:
+def prefill_calls(
+    lengths: Sequence[int], starts: Sequence[int], *, padded: bool, ragged: bool, static: bool, call_tokens: int = CALL_TOKENS
+) -> list[list[int]]:
     """Returns the rows of each call, as indices into ``lengths`` [B]: the tokens that each row still needs after its first ``starts`` [B].
 
     Without ``padded``, or in a ``static`` batch (deterministic mode), one call takes all rows in their order. With ``ragged`` a call
-    takes rows of similar length, else rows of equal length and start. Several calls come longest first.
+    takes rows of similar length, else rows of equal length and start. Several calls come longest first. call_tokens: what a call's fixed
+    cost is in tokens.
     """
     rows = list(range(len(lengths)))
     if not padded or (ragged and static):  # a static batch has one shape, whatever its rows contain
         return [rows]
     if ragged:
         longest_first = sorted(rows, key=lambda row: -lengths[row])
-        calls = [longest_first[part] for part in similar_lengths([lengths[row] for row in longest_first])]
+        calls = [longest_first[part] for part in similar_lengths([lengths[row] for row in longest_first], call_tokens)]
     else:
         shapes = [(-lengths[row], starts[row]) for row in rows]
         calls = [list(equal) for _, equal in groupby(sorted(rows, key=shapes.__getitem__), shapes.__getitem__)]
@@ -36,12 +39,12 @@ def call_width(lengths: Sequence[int]) -> int:
     return 2 if width == 1 and min(lengths) == 0 else width
 
 
-def similar_lengths(lengths: Sequence[int]) -> Iterator[slice]:
+def similar_lengths(lengths: Sequence[int], call_tokens: int = CALL_TOKENS) -> Iterator[slice]:
     """Splits rows, longest first, into calls of similar ``lengths``, so that padding in a call never costs more than one extra call."""
     begin = pads = 0
     for at, length in enumerate(lengths):
         more = lengths[begin] - length
-        if pads + more > CALL_TOKENS:
+        if pads + more > call_tokens:
             yield slice(begin, at)
             begin, pads, more = at, 0, 0
         pads += more

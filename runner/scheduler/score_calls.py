@@ -24,10 +24,10 @@ def batch_width(batch: list[Segment]) -> int:
     return max(len(segment) for segment in batch)
 
 
-def padded_tokens(batch: list[Segment]) -> NDArray[np.int32]:
-    """Returns the segments' own tokens [B, T], padded on the right."""
-    tokens = np.zeros((len(batch), batch_width(batch)), np.int32)
-    for row, segment in zip(tokens, batch, strict=True):
+def padded_tokens(batch: list[Segment], rows: int = 1, width: int = 1) -> NDArray[np.int32]:
+    """Returns the segments' own tokens [B, T], padded on the right. B is a multiple of ``rows``, with rows of pads, and T of ``width``."""
+    tokens = np.zeros((-(-len(batch) // rows) * rows, -(-batch_width(batch) // width) * width), np.int32)
+    for row, segment in zip(tokens, batch, strict=False):
         row[: len(segment)] = segment.ids[segment.start :]
     return tokens
 

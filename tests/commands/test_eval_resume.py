@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from mlx_bulk.runner.core.outcomes import Failure, Outcome
-from mlx_bulk.runner.engine.scorer import Scorer
+from mlx_bulk.runner.scoring.scorer import Scorer
 
 from ..jobs.support.eval_commands import TASKS, bulk, computed, eval_config, offline
 

@@ -12,7 +12,7 @@ from mlx_bulk.runner.checks.engine_setup import fit
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.outcomes import Scored
 from mlx_bulk.runner.core.requests import Passage, ScoreRequest
-from mlx_bulk.runner.engine.scorer import Scorer
+from mlx_bulk.runner.scoring.scorer import Scorer
 
 from ...checkpoints import VOCABULARY, loaded
 from ...hf_checkpoints import ARCHITECTURES, torch_model, write_hf_checkpoint

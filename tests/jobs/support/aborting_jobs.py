@@ -14,7 +14,7 @@ deaths = Path(sys.argv[2]).with_name("deaths")
 
 cli: Any = import_module("mlx_bulk.jobs.cli.main")
 engine: Any = import_module("mlx_bulk.runner.engine.engine")
-scorer: Any = import_module("mlx_bulk.runner.engine.scorer")
+scorer: Any = import_module("mlx_bulk.runner.scoring.scorer")
 pooler: Any = import_module("mlx_bulk.runner.pool_engine.pooler")
 model_work: Any = import_module("mlx_bulk.runner.pipeline.model_work")
 prefill, score_batch, call_tokens = engine.prefill_by_calls, scorer.Scorer._score_batch, scorer.call_tokens

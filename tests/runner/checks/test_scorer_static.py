@@ -10,8 +10,8 @@ from mlx_bulk.configs.schema import BatchConfig
 from mlx_bulk.runner.checks.engine_setup import fit
 from mlx_bulk.runner.checks.slot_independence import slots_alike
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
-from mlx_bulk.runner.engine.scorer import Scorer
 from mlx_bulk.runner.engine.setup import Setup
+from mlx_bulk.runner.scoring.scorer import Scorer
 
 from ...checkpoints import DEMO, loaded
 from ..support.naive_truth import assert_scores_are_naive

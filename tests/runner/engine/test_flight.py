@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 from mlx_bulk.runner.engine import engine as engines
-from mlx_bulk.runner.engine import scorer as scorers
-from mlx_bulk.runner.engine.scorer import Scorer
+from mlx_bulk.runner.scoring import scorer as scorers
+from mlx_bulk.runner.scoring.scorer import Scorer
 
 from ..support.score_calls import ragged_choices, setup
 from ..support.tiny import build, prompts_of
@@ -39,14 +39,14 @@ def test_the_engine_tells_all_rows_of_its_batch_before_it_prefills(monkeypatch: 
 @pytest.mark.parametrize("shared", [False, True])
 def test_the_scorer_tells_the_rows_of_each_batch(monkeypatch: pytest.MonkeyPatch, shared: bool):
     told: list[set[int]] = []
-    chunk = scorers.call_tokens
+    read = scorers.read_scores
 
-    def chunked(*arguments: Any) -> int:
+    def reading(*arguments: Any) -> Any:
         called.append(told[-1])
-        return chunk(*arguments)
+        return read(*arguments)
 
     called: list[set[int]] = []
-    monkeypatch.setattr(scorers, "call_tokens", chunked)
+    monkeypatch.setattr(scorers, "read_scores", reading)
     scorer = Scorer(setup("llama", rows=4, right_padded=True, shared_passages=shared))
     scorer.progress.note_in_flight = lambda rows: told.append(set(rows))
     requests = ragged_choices() if shared else documents(prompts_of((9, 4, 30, 12, 7, 5)))

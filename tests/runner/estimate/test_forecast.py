@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.progress import Progress
 from mlx_bulk.runner.core.requests import Request, Sampling, ScoreRequest
-from mlx_bulk.runner.engine.scorer import Scorer
 from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.estimate.forecast import Work, decoding_work, pooling_work, scoring_work, separate_tokens
+from mlx_bulk.runner.scoring.scorer import Scorer
 
 from ..support.pooling_models import WordTable, one_each, pool_windows, pooling_setup_of, texts_of
 from ..support.score_calls import ragged_choices

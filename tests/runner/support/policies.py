@@ -9,12 +9,12 @@ import numpy as np
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.outcomes import Generated
 from mlx_bulk.runner.core.requests import Request, Sampling
-from mlx_bulk.runner.engine.reference_logprobs import Reference
 from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.policies.policy_engine import PolicyEngine, full_weights_fit
 from mlx_bulk.runner.policies.policy_source import FolderSource, GivenSource
 from mlx_bulk.runner.policies.policy_store import PolicyStore
 from mlx_bulk.runner.policies.policy_updater import PolicyUpdater
+from mlx_bulk.runner.scoring.reference_logprobs import Reference
 
 from ..models.test_adapters import adapters_of
 from .naive_truth import DECODE_MEAN, DECODE_TOLERANCE, log_probabilities

@@ -33,7 +33,7 @@ class Tight:
         self.held = 0
         self._holding: list[weakref.ref[Held]] = []
 
-    def __call__(self, tokens: mx.array, cache: Caches) -> mx.array:
+    def __call__(self, tokens: mx.array, cache: Caches | None) -> mx.array:
         self.held += sum(one() is not None for one in self._holding)
         here = Held()
         rows, width = tokens.shape
@@ -66,6 +66,6 @@ class Refused:
 
 
 def cached(caches: Any) -> int:
-    """Positions that caches hold."""
-    offsets = [getattr(cache, "_idx", getattr(cache, "offset", 0)) for cache in caches]
+    """Positions that caches hold; None: a call that keeps nothing."""
+    offsets = [getattr(cache, "_idx", getattr(cache, "offset", 0)) for cache in caches or ()]
     return max((int(offset) for offset in offsets), default=0)

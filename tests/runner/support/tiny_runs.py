@@ -10,10 +10,10 @@ from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.outcomes import Failure, Generated, Outcome, Scored
 from mlx_bulk.runner.core.requests import Generate, Passage, Prompt, Request, Sample, Sampling, ScoreRequest
 from mlx_bulk.runner.engine.engine import Engine
-from mlx_bulk.runner.engine.scorer import Scorer
 from mlx_bulk.runner.engine.setup import BatchFeatures, Setup
 from mlx_bulk.runner.layers.lm_head import Head
 from mlx_bulk.runner.scheduler.limits import Limits
+from mlx_bulk.runner.scoring.scorer import Scorer
 
 from .tiny import VOCABULARY, Ids, Network
 

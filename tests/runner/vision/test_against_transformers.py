@@ -13,12 +13,12 @@ from mlx_bulk.runner.core.images import FIRST_IMAGE_ID, ImageTable, PromptImage
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.outcomes import Generated
 from mlx_bulk.runner.core.requests import Passage, Request, Sampling, ScoreRequest
-from mlx_bulk.runner.engine.reference_logprobs import Finished, Reference
 from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.layers.kv_cache import make_caches, prepare_padding
 from mlx_bulk.runner.layers.network import Network
 from mlx_bulk.runner.models.checkpoint import find_checkpoint
 from mlx_bulk.runner.models.loader import LanguageModel, load_model
+from mlx_bulk.runner.scoring.reference_logprobs import Finished, Reference
 from numpy.typing import NDArray
 
 from ...checkpoints import PLENTY

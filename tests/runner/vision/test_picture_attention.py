@@ -18,7 +18,6 @@ from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.outcomes import Generated
 from mlx_bulk.runner.core.requests import Passage, Request, Sample, Sampling, ScoreRequest
 from mlx_bulk.runner.engine.prefix_disk_cache import PrefixCache
-from mlx_bulk.runner.engine.reference_logprobs import Finished, Reference
 from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.layers.kernel_injection import only_inside
 from mlx_bulk.runner.layers.kv_cache import make_caches, needs_no_caches
@@ -26,6 +25,7 @@ from mlx_bulk.runner.layers.network import Network
 from mlx_bulk.runner.patched_layers.call_context import context_of
 from mlx_bulk.runner.patched_layers.deepstack import add_deepstack
 from mlx_bulk.runner.patched_layers.rope_layers import Sections, turn_by_sections
+from mlx_bulk.runner.scoring.reference_logprobs import Finished, Reference
 from mlx_bulk.runner.vision.features import FeatureCache
 from mlx_bulk.runner.vision.image_embedding import read_pictures_with
 from numpy.typing import NDArray

@@ -14,13 +14,13 @@ from mlx_bulk.runner.core.images import ImageTable, PromptImage
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.outcomes import Generated
 from mlx_bulk.runner.core.requests import Passage, Request, Sampling, ScoreRequest
-from mlx_bulk.runner.engine.reference_logprobs import Finished, Reference
 from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.layers.kernel_injection import restore
 from mlx_bulk.runner.layers.lm_head import Head
 from mlx_bulk.runner.layers.network import Network
 from mlx_bulk.runner.patched_layers.call_context import context_of
 from mlx_bulk.runner.patched_layers.layer_patching import patch_layers
+from mlx_bulk.runner.scoring.reference_logprobs import Finished, Reference
 from mlx_bulk.runner.vision.features import FeatureCache
 from mlx_bulk.runner.vision.image_embedding import read_pictures_with
 

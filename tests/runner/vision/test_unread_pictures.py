@@ -10,9 +10,9 @@ from mlx_bulk.runner.core.images import ImageTable, PromptImage
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.outcomes import Failure, Generated, Outcome, Scored
 from mlx_bulk.runner.core.requests import Passage, Sampling, ScoreRequest
-from mlx_bulk.runner.engine.reference_logprobs import Finished, Reference
-from mlx_bulk.runner.engine.scorer import Scorer
 from mlx_bulk.runner.engine.setup import Setup
+from mlx_bulk.runner.scoring.reference_logprobs import Finished, Reference
+from mlx_bulk.runner.scoring.scorer import Scorer
 from mlx_bulk.runner.vision.features import FAILED, FeatureCache, ImageFeatures
 from mlx_bulk.runner.vision.image_embedding import read_pictures_with
 

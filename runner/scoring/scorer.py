@@ -11,7 +11,7 @@ shapes.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
@@ -24,40 +24,19 @@ from ..core.errors import first_line, is_out_of_memory
 from ..core.outcomes import Failure, Outcome
 from ..core.progress import Progress
 from ..core.requests import ScoreRequest
-from ..layers.state_scores import no_scores, read_scores
+from ..engine.interface import FixedWeights
+from ..engine.oom_backoff import MemoryBackoff
+from ..engine.prefill import call_tokens
+from ..engine.setup import Setup
+from ..layers.state_scores import no_scores, read_scores, sent_ahead
+from ..models.device_memory import limit_spare_memory
 from ..scheduler.prefix_tree import Owner, Segment, bucket_length, forest, passage_input
 from ..scheduler.score_batches import child_turns, fixed_batches, scoring_limits, segment_batches
 from ..scheduler.score_calls import batch_width, call_reads, padded_tokens
 from .batch_caches import BatchCaches, batch_caches
-from .interface import FixedWeights
-from .oom_backoff import MemoryBackoff
 from .partial_scores import PartialScores
-from .prefill import call_tokens
-from .setup import Setup
-
-
-@dataclass(slots=True)
-class _Window:
-    """A window's state: its unfinished rows, to which segments refer by index, and the batch that is computed now.
-
-    ``shared``: passages share the prefixes that they have in common. ``stopped`` is asked before each batch and each call.
-    """
-
-    rows: list[PartialScores]
-    shared: bool
-    stopped: Callable[[], bool]
-    batch: list[Segment] = field(default_factory=list[Segment])
-
-    def unfinished(self) -> bool:
-        """Drops the rows that are done. Returns True while others are left."""
-        self.rows, self.batch = [row for row in self.rows if not row.done], []
-        return bool(self.rows)
-
-    @property
-    def parts(self) -> set[tuple[int, int]]:
-        """Returns what the batch scores: input rows and the passages of each."""
-        owners = (owner for segment in self.batch for part in segment.reads for owner in part.owners)
-        return {(self.rows[row].request.row, passage) for row, passage in owners}
+from .score_window import ScoreWindow
+from .whole_calls import WholeCalls
 
 
 class Scorer(FixedWeights):
@@ -75,6 +54,8 @@ class Scorer(FixedWeights):
         self._whole_pictures = any(model.whole_pictures for model in self._models)
         limits = scoring_limits(setup.limits, self._right_padded)
         self._room = MemoryBackoff(limits, setup.ranks)
+        self._ahead = reference is None and setup.head is not None and sent_ahead(setup.wanted)
+        self._calls = WholeCalls()
 
     def run(
         self, next_window: Callable[[bool], list[ScoreRequest] | None], stopped: Callable[[], bool] = lambda: False
@@ -88,9 +69,9 @@ class Scorer(FixedWeights):
             requests = next_window(True)
             if requests is None:
                 return
-            yield from self._score_window(_Window([PartialScores.of(request) for request in requests], self._shared, stopped))
+            yield from self._score_window(ScoreWindow([PartialScores.of(request) for request in requests], self._shared, stopped))
 
-    def _score_window(self, window: _Window) -> Iterator[Outcome]:
+    def _score_window(self, window: ScoreWindow) -> Iterator[Outcome]:
         yield from (self._outcome(row) for row in window.rows if not row.left)
         while window.unfinished():
             why = ""
@@ -104,11 +85,12 @@ class Scorer(FixedWeights):
                 return
             yield from self._restart(window, why)  # the error is gone, and with its traceback the arrays that it held
 
-    def _restart(self, window: _Window, why: str) -> Iterator[Outcome]:
+    def _restart(self, window: ScoreWindow, why: str) -> Iterator[Outcome]:
         """Makes batches smaller and restarts all unfinished rows. Yields failures of the rows that do not fit alone.
 
         A single passage on top of a shared prefix is not alone yet: the rest of the window then shares nothing.
         """
+        self._calls.clear()
         batch, doing = window.batch, self.progress.activity.now
         first, too_large = batch[0], set[int]()
         if self._static:
@@ -137,7 +119,7 @@ class Scorer(FixedWeights):
 
     # ---------------------------------------------------------------------------------------------------- batches
 
-    def _score_rows(self, window: _Window) -> Iterator[Outcome]:
+    def _score_rows(self, window: ScoreWindow) -> Iterator[Outcome]:
         requests = [row.request for row in window.rows]
         self.progress.doing(f"planning {len(requests)} rows")
         if self._static:
@@ -145,7 +127,7 @@ class Scorer(FixedWeights):
         else:
             yield from self._score_siblings(window, forest(requests, self._room.limits, window.shared))
 
-    def _score_fixed(self, window: _Window, requests: list[ScoreRequest]) -> Iterator[Outcome]:
+    def _score_fixed(self, window: ScoreWindow, requests: list[ScoreRequest]) -> Iterator[Outcome]:
         """Scores each passage by itself, in batches of fixed shapes (deterministic mode)."""
         rows = min(model.fixed_rows for model in self._models)
         for batch in fixed_batches(requests, rows, bucket_length if self._right_padded else int):
@@ -155,7 +137,7 @@ class Scorer(FixedWeights):
             yield from self._score_batch(window, batch, self._caches(batch))
 
     def _score_siblings(
-        self, window: _Window, siblings: list[Segment], parent: BatchCaches | None = None, held_bytes: float = 0.0
+        self, window: ScoreWindow, siblings: list[Segment], parent: BatchCaches | None = None, held_bytes: float = 0.0
     ) -> Iterator[Outcome]:
         """Scores sibling segments and all their descendants, on top of the one row of ``parent``.
 
@@ -163,20 +145,25 @@ class Scorer(FixedWeights):
         """
         spare: BatchCaches | None = None
         limits, equal_lengths = self._room.limits, not self._right_padded
-        for batch in segment_batches(siblings, limits, equal_lengths, held_bytes, whole_pictures=self._whole_pictures):
+        batches = segment_batches(siblings, limits, equal_lengths, held_bytes, whole_pictures=self._whole_pictures)
+        for batch, following in zip(batches, [*batches[1:], None], strict=True):
             if window.stopped():
                 return
             window.batch = batch
             caches, spare = self._caches(batch, parent, spare), None
             tokens_below = max(segment.longest for segment in batch) - batch[0].start
             reusable = parent is not None and caches.kept and caches.trimmable(tokens_below)
+            if self._ahead and parent is None and not caches.kept:
+                whole = following is not None and not self._caches(following).kept
+                yield from self._score_whole(window, batch, following if whole else None)
+                continue
             yield from self._score_batch(window, batch, caches)
             yield from self._score_children(window, batch, caches, held_bytes)
             if reusable:
                 caches.trim(batch_width(batch))
                 spare = caches
 
-    def _score_children(self, window: _Window, batch: list[Segment], caches: BatchCaches, held_bytes: float) -> Iterator[Outcome]:
+    def _score_children(self, window: ScoreWindow, batch: list[Segment], caches: BatchCaches, held_bytes: float) -> Iterator[Outcome]:
         """Scores the children of a batch on top of its ``caches``. Either all its segments have some, or none has."""
         if not batch[0].children:
             return
@@ -186,7 +173,7 @@ class Scorer(FixedWeights):
         else:
             yield from self._score_turns(window, [segment.children for segment in batch], caches)
 
-    def _score_turns(self, window: _Window, children: list[list[Segment]], caches: BatchCaches) -> Iterator[Outcome]:
+    def _score_turns(self, window: ScoreWindow, children: list[list[Segment]], caches: BatchCaches) -> Iterator[Outcome]:
         """Scores each row's children on top of it: the first child of each row, then the second of each, and so on.
 
         A turn's tokens are trimmed off before the next turn; where that cannot be, each turn works on copies.
@@ -212,12 +199,30 @@ class Scorer(FixedWeights):
 
     # ------------------------------------------------------------------------------------------- calls of the model
 
-    def _score_batch(self, window: _Window, batch: list[Segment], caches: BatchCaches) -> Iterator[Outcome]:
+    def _score_whole(self, window: ScoreWindow, batch: list[Segment], following: list[Segment] | None) -> Iterator[Outcome]:
+        """Scores a batch by one call that keeps nothing. Sends the ``following`` one before the last scores of this one are read."""
+        (model,) = self._models
+        self._note(window, batch)
+        call = self._calls.take(model, batch)
+        meanwhile = self._calls.sending(model, following, window.stopped)
+        yield from self._read_call(window, batch, [call.states], 0, call.tokens.shape[1], meanwhile)
+        self._count(batch, call.tokens)
+
+    def _note(self, window: ScoreWindow, batch: list[Segment]) -> None:
+        self.progress.note_in_flight({row for row, _ in window.parts})
+        self.progress.doing(f"scoring {len(batch)} rows of up to {max(len(segment.ids) for segment in batch)} tokens")
+
+    def _count(self, batch: list[Segment], tokens: NDArray[np.int32]) -> None:
+        """Counts a batch's tokens when it is scored."""
+        self.progress.prefilled += sum(len(segment) - segment.pads for segment in batch)
+        self.progress.padded += tokens.size
+        limit_spare_memory()
+
+    def _score_batch(self, window: ScoreWindow, batch: list[Segment], caches: BatchCaches) -> Iterator[Outcome]:
         """Runs a batch through the models on top of ``caches``, call by call; yields outcomes of the requests that it completes."""
         tokens = padded_tokens(batch)
         rows, width = tokens.shape
-        self.progress.note_in_flight({row for row, _ in window.parts})
-        self.progress.doing(f"scoring {rows} rows of up to {max(len(segment.ids) for segment in batch)} tokens")
+        self._note(window, batch)
         at = 0
         while at < width and not window.stopped():
             n = min(call_tokens(model, rows, width - at) for model in self._models)
@@ -231,9 +236,7 @@ class Scorer(FixedWeights):
             at += n
             if at < width or batch[0].children:
                 caches.evaluate()
-        self.progress.prefilled += sum(len(segment) - segment.pads for segment in batch)
-        self.progress.padded += tokens.size
-        mx.clear_cache()
+        self._count(batch, tokens)
 
     def _states(self, batch: list[Segment], tokens: NDArray[np.int32], at: int, n: int, caches: BatchCaches) -> list[mx.array]:
         """Runs the columns from ``at`` to ``at + n`` of ``tokens`` [B, T]; returns each model's hidden states [B, n, H]."""
@@ -241,8 +244,16 @@ class Scorer(FixedWeights):
         pairs = zip(self._models, caches.by_model, strict=True)
         return [model.network(columns, own, lengths=lengths, read="states") for model, own in pairs]
 
-    def _read_call(self, window: _Window, batch: list[Segment], states: list[mx.array], at: int, width: int) -> Iterator[Outcome]:
-        """Scores all targets that one call's ``states`` [B, width, H] predict; ``at``: the call's first column of the batch."""
+    def _read_call(
+        self,
+        window: ScoreWindow,
+        batch: list[Segment],
+        states: list[mx.array],
+        at: int,
+        width: int,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> Iterator[Outcome]:
+        """Scores all targets that one call's ``states`` [B, width, H] predict; ``at``: its first column. meanwhile: see ``read_scores``."""
         reads = list(call_reads(batch, at, width))
         if not reads:
             return
@@ -250,7 +261,7 @@ class Scorer(FixedWeights):
         rows = min(model.logit_rows for model in self._models) // len(self._models)
         networks = [model.network for model in self._models]
         index, targets = np.concatenate([one.at for one in reads]), np.concatenate([one.targets for one in reads])
-        scores, divergences = read_scores(networks, flat, index, targets, rows, self._wanted)
+        scores, divergences = read_scores(networks, flat, index, targets, rows, self._wanted, meanwhile)
         end = 0
         for one in reads:
             piece = slice(end, end + len(one.targets))
@@ -258,7 +269,7 @@ class Scorer(FixedWeights):
             for owner in one.read.owners:
                 yield from self._deliver(window, owner, scores[piece], None if divergences is None else divergences[piece])
 
-    def _deliver(self, window: _Window, owner: Owner, scores: Scores, divergences: Divergence | None) -> Iterator[Outcome]:
+    def _deliver(self, window: ScoreWindow, owner: Owner, scores: Scores, divergences: Divergence | None) -> Iterator[Outcome]:
         """Gives a passage its next scores; yields its row's outcome if they are the last."""
         number, passage = owner
         row = window.rows[number]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from mlx_bulk.runner.core.outcomes import Failure, Generated, Outcome
 from mlx_bulk.runner.core.requests import Request
-from mlx_bulk.runner.engine.reference_logprobs import Finished, Reference
+from mlx_bulk.runner.scoring.reference_logprobs import Finished, Reference
 
 from ...adapters import write_adapter
 from ..models.test_adapters import adapters_of

@@ -14,9 +14,9 @@ from ..core.images import PromptImage
 from ..core.logprob_options import LogprobOptions
 from ..core.outcomes import Failure, Generated, Scored
 from ..core.requests import Passage, Request, ScoreRequest
-from .interface import one_window
+from ..engine.interface import one_window
+from ..engine.setup import Setup
 from .scorer import Scorer
-from .setup import Setup
 
 SHARE = 0.25  # of the memory for caches; the decoding batch has the rest
 

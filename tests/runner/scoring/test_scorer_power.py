@@ -8,8 +8,8 @@ import pytest
 from mlx_bulk.kernels import logprobs
 from mlx_bulk.runner.core.outcomes import Scored
 from mlx_bulk.runner.core.requests import Passage, ScoreRequest
-from mlx_bulk.runner.engine import scorer as scorers
-from mlx_bulk.runner.engine.scorer import Scorer
+from mlx_bulk.runner.scoring import scorer as scorers
+from mlx_bulk.runner.scoring.scorer import Scorer
 
 from ..support.naive_truth import assert_scores_are_naive, log_probabilities
 from ..support.score_calls import TEXTS, Calls, ragged_choices, setup

@@ -10,7 +10,7 @@ from mlx_bulk.runner.core.errors import OutOfRoom
 from mlx_bulk.runner.core.outcomes import Failure, Outcome, Scored
 from mlx_bulk.runner.core.requests import ScoreRequest
 from mlx_bulk.runner.engine.oom_backoff import LEAST_TOKENS
-from mlx_bulk.runner.engine.scorer import Scorer
+from mlx_bulk.runner.scoring.scorer import Scorer
 
 from ..support.naive_truth import assert_scores_are_naive
 from ..support.score_calls import TEXTS, ragged_choices

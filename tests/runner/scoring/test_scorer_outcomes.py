@@ -12,8 +12,8 @@ from mlx_bulk.kernels import backend
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.outcomes import Failure, Scored
 from mlx_bulk.runner.core.requests import ScoreRequest
-from mlx_bulk.runner.engine.scorer import Scorer
 from mlx_bulk.runner.layers.lm_head import Head
+from mlx_bulk.runner.scoring.scorer import Scorer
 
 from ..support.naive_truth import assert_scores_are_naive, log_probabilities
 from ..support.score_calls import TEXTS, Calls, ragged_choices, setup

@@ -10,7 +10,7 @@ from mlx import nn
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.outcomes import Scored
 from mlx_bulk.runner.core.requests import Passage, ScoreRequest
-from mlx_bulk.runner.engine.scorer import Scorer
+from mlx_bulk.runner.scoring.scorer import Scorer
 
 from ..support.naive_truth import assert_scores_are_naive, log_probabilities
 from ..support.score_calls import TEXTS, Calls, ragged_choices, setup

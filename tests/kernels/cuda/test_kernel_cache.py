@@ -8,14 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from mlx_bulk.kernels import cuda_cache
+from mlx_bulk.kernels.cuda import kernel_cache
 
 # A process that compiles the kernels of its arguments, as mlx does: code, names, source, in the folder that mlx reads. Then it is killed.
 CODE = """
 import os, signal, sys
 from pathlib import Path
-from mlx_bulk.kernels import cuda_cache
-cuda_cache.share(Path(sys.argv[1]))
+from mlx_bulk.kernels.cuda import kernel_cache
+kernel_cache.share(Path(sys.argv[1]))
 own = Path(os.environ["MLX_PTX_CACHE_DIR"])
 print(*sorted(path.relative_to(own).as_posix() for path in own.rglob("*.ptx")), flush=True)
 for name in sys.argv[2:]:
@@ -29,7 +29,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.fixture(autouse=True)
 def _unset(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(cuda_cache.VARIABLE, "")
+    monkeypatch.setenv(kernel_cache.VARIABLE, "")
 
 
 def process(kept: Path, *compiled: str) -> list[str]:
@@ -45,7 +45,7 @@ def ended() -> int:
 
 
 def folder_of(kept: Path, number: int, machine: str | None = None) -> Path:
-    folder = kept / f"{cuda_cache.PROCESS}{machine or platform.node()} {number}"
+    folder = kept / f"{kernel_cache.PROCESS}{machine or platform.node()} {number}"
     folder.mkdir(parents=True)
     return folder
 
@@ -69,7 +69,7 @@ def test_half_a_kernel_is_neither_kept_nor_taken(tmp_path: Path):
     written(folder_of(tmp_path, ended()), "without_names", ".ptx")
     written(folder_of(tmp_path, ended()), "whole", ".ptx", ".txt", ".cu")
     written(tmp_path, "left_by_a_process_that_was_killed_meanwhile", ".txt")
-    own = cuda_cache.share(tmp_path)
+    own = kernel_cache.share(tmp_path)
     assert own is not None
     assert sorted(path.name for path in own.iterdir()) == ["whole.ptx", "whole.txt"]
 
@@ -78,7 +78,7 @@ def test_kernels_of_living_processes_and_of_other_machines_are_left_to_them(tmp_
     folders = [folder_of(tmp_path, os.getppid()), folder_of(tmp_path, ended(), machine="another")]
     for folder in folders:
         written(folder, "gather", ".ptx", ".txt", ".cu")
-    own = cuda_cache.share(tmp_path)
+    own = kernel_cache.share(tmp_path)
     assert own is not None
     assert list(own.iterdir()) == []
     assert all((folder / "gather.ptx").exists() for folder in folders)
@@ -88,36 +88,36 @@ def test_a_kernel_that_is_kept_stays_as_it_is(tmp_path: Path):
     written(tmp_path, "gather", ".ptx", ".txt")
     first = (tmp_path / "gather.ptx").read_text()
     written(folder_of(tmp_path, ended()), "gather", ".ptx", ".txt", ".cu")
-    cuda_cache.share(tmp_path)
+    kernel_cache.share(tmp_path)
     assert (tmp_path / "gather.ptx").read_text() == first
 
 
 def test_only_the_first_process_says_that_kernels_are_compiled(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.INFO, "mlx_bulk")
-    cuda_cache.share(tmp_path)
+    kernel_cache.share(tmp_path)
     said = "mlx compiles its kernels for this GPU as they are needed, once: the first run takes a minute or more longer"
     assert [record.message for record in caplog.records] == [said]
     written(tmp_path, "gather", ".ptx", ".txt")
-    cuda_cache.share(tmp_path)
+    kernel_cache.share(tmp_path)
     assert len(caplog.records) == 1
 
 
 def test_a_child_does_not_write_to_its_parents_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     parent = folder_of(tmp_path, os.getppid())
-    monkeypatch.setenv(cuda_cache.VARIABLE, str(parent))
-    own = cuda_cache.share(tmp_path)
+    monkeypatch.setenv(kernel_cache.VARIABLE, str(parent))
+    own = kernel_cache.share(tmp_path)
     assert own not in (None, parent)
-    assert os.environ[cuda_cache.VARIABLE] == str(own)
+    assert os.environ[kernel_cache.VARIABLE] == str(own)
 
 
 def test_a_folder_of_the_users_own_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv(cuda_cache.VARIABLE, str(tmp_path / "own"))
-    assert cuda_cache.share(tmp_path / "kept") is None
+    monkeypatch.setenv(kernel_cache.VARIABLE, str(tmp_path / "own"))
+    assert kernel_cache.share(tmp_path / "kept") is None
     assert not (tmp_path / "kept").exists()
 
 
 def test_where_nothing_can_be_written_mlx_does_as_always(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     (tmp_path / "kept").write_text("a file where the folder should be")
-    assert cuda_cache.share(tmp_path / "kept") is None
-    assert os.environ[cuda_cache.VARIABLE] == ""
+    assert kernel_cache.share(tmp_path / "kept") is None
+    assert os.environ[kernel_cache.VARIABLE] == ""
     assert "are not kept for the next run" in caplog.text

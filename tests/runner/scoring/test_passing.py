@@ -110,7 +110,7 @@ def test_a_shared_prefix_is_not_copied(name: str, monkeypatch: pytest.MonkeyPatc
     seen: list[int] = []
     right = cpu_blocks._run_unkept  # pyright: ignore[reportPrivateUsage]
     monkeypatch.setattr(cpu_blocks, "_run_unkept", lambda *call: seen.append(0 if call[3] is None else call[3].offset) or right(*call))
-    monkeypatch.setattr("mlx_bulk.runner.engine.batch_caches.widen_caches", lambda *_: pytest.fail("a copy"))
+    monkeypatch.setattr("mlx_bulk.runner.scoring.batch_caches.widen_caches", lambda *_: pytest.fail("a copy"))
     assert_close(tiny_runs.scored(setup(name, tokens=10_000, head=Head(network)), texts), truth)
     assert set(seen) == {40}
 

@@ -7,9 +7,9 @@ import numpy as np
 
 from ..caches.image_blocks import uncut
 from ..core.arrays import Floats, Ids
+from ..engine.prefill import call_tokens
+from ..engine.setup import Setup
 from ..layers.kv_cache import evaluate_caches, make_caches
-from .prefill import call_tokens
-from .setup import Setup
 
 
 def kept_logprobs(setup: Setup, prompt: Ids, completion: Ids, kept: Sequence[Ids], temperature: float) -> Floats:

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..engine.prefill import call_tokens
+from ..engine.setup import Setup
 from ..layers.kv_cache import (
     Caches,
     evaluate_caches,
@@ -15,8 +17,6 @@ from ..layers.kv_cache import (
     trimmable,
     widen_caches,
 )
-from .prefill import call_tokens
-from .setup import Setup
 
 
 @dataclass(slots=True)
