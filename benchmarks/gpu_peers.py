@@ -7,6 +7,7 @@ with the faster of two prefill sizes; scoring by forward passes over sorted batc
 import copy
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from mlx_bulk.runner.checks.engine_setup import fit
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.requests import Passage, ScoreRequest
 from mlx_bulk.runner.engine.setup import Setup
+from mlx_bulk.runner.layers.kernel_injection import only_inside, substitute
 from mlx_bulk.runner.models.loader import LanguageModel
 from mlx_lm.generate import BatchGenerator, generation_stream
 from mlx_lm.models.cache import make_prompt_cache
@@ -31,6 +33,11 @@ PREFILLS = (8, 64)  # prompts that mlx-lm prefills together; 8 is its default
 BUDGETS = (2048, 8192, 32768)  # padded tokens of a batch that mlx-lm scores
 LOGITS = 6 << 30  # bytes that such a batch's logits may take in float32
 Completed = Callable[[Completing], dict[str, Any]]
+
+
+def ours_inside(model: LanguageModel) -> Callable[[], AbstractContextManager[Any]]:
+    """What puts our functions into the network for the length of a block: the peers run the same one without them."""
+    return only_inside([model.network]) if substitute(model.network, model.vocabulary, None) else nullcontext
 
 
 def our_setup(model: LanguageModel, work: Work, kv: int | None = None) -> Setup:

@@ -116,12 +116,12 @@ class Stage:
         others = f" ({', '.join(self.others)})" if self.others else ""
         return f"{self.variant.name}: {self.kind}{rows}{others}"
 
-    def work(self, sizes: Sizes) -> Work:
-        """The rows of the stage; the same ones each time."""
+    def work(self, sizes: Sizes, seed: int = 0) -> Work:
+        """The rows of the stage; of one seed the same ones each time, of another one other rows of other lengths."""
         vocabulary = self.variant.config["vocab_size"]
-        rng = np.random.default_rng(2)
+        rng = np.random.default_rng(2 + seed)
         if self.kind == "score":
-            return Work("score", Completing(texts(None, sizes.texts, vocabulary).joined, 1, sizes.texts))
+            return Work("score", Completing(texts(None, sizes.texts, vocabulary, seed).joined, 1, sizes.texts))
         if self.kind == "samples":
             prompts = [draw(rng, sizes.prompt, vocabulary) for _ in range(sizes.prompts)]
             rows = sizes.prompts * sizes.samples
@@ -129,7 +129,7 @@ class Stage:
         if self.kind == "kv":
             prompts = [draw(rng, sizes.kv_prompt, vocabulary) for _ in range(sizes.kv_rows)]
             return Work("kv", Completing(prompts, sizes.new, sizes.kv_rows), kv=(8, 4))
-        questions = texts(None, self.rows or sizes.prefix_rows, vocabulary).questions
+        questions = texts(None, self.rows or sizes.prefix_rows, vocabulary, seed).questions
         if self.kind == "generate":
             return Work("generate", Completing(questions, sizes.new, self.rows))
         prefix = draw(rng, sizes.prefix, vocabulary)

@@ -15,6 +15,8 @@ COLUMNS = (
     "peer",
     "tokens a second",
     "ours to it",
+    "again",
+    "ours to it, again",
     "step, ms",
     "queued step, ms",
     "device waited",
@@ -63,13 +65,15 @@ def _rows(name: str, stage: dict[str, Any]) -> list[list[str]]:
 
 
 def _figures(peer: str, one: dict[str, Any], stage: dict[str, Any]) -> list[str]:
-    speed, own = one.get("tokens_per_second"), stage["peers"].get("ours", {}).get("tokens_per_second")
+    ours = stage["peers"].get("ours", {})
     floor = one.get("floor_ms")
     agreed = stage.get("agreement", {}).get(peer, {})
     step = one.get("step_ms")  # a difference of two times: where they are short and others use the machine, it may be below 0
     return [
-        str(one["error"]) if "error" in one else _shown(speed, "{:,.0f}"),
-        _shown(None if peer == "ours" or not speed or not own else own / speed, "{:.2f}×"),
+        str(one["error"]) if "error" in one else _shown(one.get("tokens_per_second"), "{:,.0f}"),
+        _ratio(peer, ours, one, "tokens_per_second"),
+        _shown(one.get("again"), "{:,.0f}"),
+        _ratio(peer, ours, one, "again"),
         _shown(step if step is None or step > 0 else None, "{:.2f}"),
         _shown(one.get("queued_step_ms", {}).get("device"), "{:.2f}"),
         _shown(one.get("waited"), "{:.0%}"),
@@ -77,6 +81,11 @@ def _figures(peer: str, one: dict[str, Any], stage: dict[str, Any]) -> list[str]
         _shown(one.get("peak_gb"), "{:.1f}"),
         _shown(agreed.get("rms"), "{:.2g}"),
     ]
+
+
+def _ratio(peer: str, ours: dict[str, Any], one: dict[str, Any], figure: str) -> str:
+    own, its = ours.get(figure), one.get(figure)
+    return "" if peer == "ours" or not own or not its else f"{own / its:.2f}×"
 
 
 def _shown(value: float | None, how: str) -> str:

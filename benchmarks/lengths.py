@@ -38,9 +38,9 @@ class Texts:
         return cls(**json.loads((folder / "texts.json").read_text()))
 
 
-def texts(data: Path | None, rows: int, vocabulary: int) -> Texts:
+def texts(data: Path | None, rows: int, vocabulary: int, seed: int = 0) -> Texts:
     """``rows`` rows with the lengths of a JSON-lines file's ``question`` and ``answer``; without one, drawn."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     if data is None:
         lengths = np.stack([np.clip(rng.lognormal(mean, spread, rows), low, high) for mean, spread, low, high in (QUESTION, ANSWER)], 1)
         source = "lengths drawn like GSM8K's"

@@ -61,6 +61,7 @@ class Performance:
         self.peers: dict[str, dict[str, Any]] = {}
         self.found: dict[str, dict[str, Any]] = {}  # a peer's last output
         self.setups: dict[str, Setup] = {}
+        self.inside = gpu_peers.ours_inside(model)
 
     def run(self, work: Work) -> None:
         """All that there is to find."""
@@ -69,7 +70,7 @@ class Performance:
         builders = self._builders(work)
         self.peers = {peer: {} for peer in builders}
         sides = {peer: side for peer, build in builders.items() if (side := self._kept(peer, lambda b=build: b(work)))}
-        self._race(work, sides)
+        work = self._race(work, sides)
         if "ours" in self.setups and work.kind != "score":
             self._steps(work)
         self._agreement(work)
@@ -91,14 +92,19 @@ class Performance:
         return {"ours": self._ours, "mlx_lm": self._theirs, **further}
 
     def _ours(self, work: Work, peer: str = "ours", changed: Mapping[str, Any] = NOTHING, kv: int | None = None) -> Side:
-        setup = self.setups[peer] = replace(gpu_peers.our_setup(self.model, work, kv), **changed)
+        began = time.perf_counter()
+        with self.inside():
+            setup = self.setups[peer] = replace(gpu_peers.our_setup(self.model, work, kv), **changed)
         self.peers[peer]["batches"] = "padded" if setup.features.padded else "of rows of one length"
-        if work.kind == "score":
-            gpu_peers.our_scores(setup, work.completing)
-            return lambda given: gpu_peers.our_scores(setup, given)
+        self.peers[peer]["setup_seconds"] = round(time.perf_counter() - began, 2)
         run = gpu_peers.our_completions(setup, work.samples)
-        run(gpu_peers.short(work.completing, self.sizes.short))
-        return run
+
+        def inside(given: Completing) -> dict[str, Any]:
+            with self.inside():
+                return gpu_peers.our_scores(setup, given) if work.kind == "score" else run(given)
+
+        inside(work.completing if work.kind == "score" else gpu_peers.short(work.completing, self.sizes.short))
+        return inside
 
     def _theirs(self, work: Work, peer: str = "mlx_lm") -> Side:
         network, given = self.model.network, work.completing
@@ -145,17 +151,32 @@ class Performance:
 
     # ------------------------------------------------------------------------------------------------------ rounds
 
-    def _race(self, work: Work, sides: dict[str, Side]) -> None:
+    def _race(self, work: Work, sides: dict[str, Side]) -> Work:
+        """All rounds. Returns the last one's work."""
+        tokens: list[int] = []
         for done in range(self.sizes.rounds):
             if done and time.perf_counter() > self.until:
                 break
+            work = self._fresh(work, done)
+            tokens.append(work.tokens)
             for peer, side in list(sides.items()):
-                if self._kept(peer, lambda p=peer, s=side: self._round(p, s, work)) is None:
+                if self._kept(peer, lambda p=peer, s=side, w=work: self._round(p, s, w)) is None:
                     del sides[peer]
         for result in self.peers.values():
             if "error" not in result:
-                result["tokens_per_second"] = round(work.tokens / statistics.median(result["seconds"]), 1)
+                for name, seconds in (("tokens_per_second", "seconds"), ("again", "again_seconds")):
+                    if seconds in result:
+                        rates = [n / each for n, each in zip(tokens, result[seconds], strict=False)]
+                        result[name] = round(statistics.median(rates), 1)
         self.tell({"peers": self.peers, "tokens": work.tokens})
+        return work
+
+    def _fresh(self, work: Work, done: int) -> Work:
+        """Other rows of the same kind: those of a job are not computed twice. Peers in other processes have one set of rows."""
+        if self.stage.others:
+            return work
+        drawn, given = self.stage.work(self.sizes, done + 1).completing, work.completing
+        return replace(work, completing=replace(drawn.first(len(given.prompts)), new=given.new, rows=given.rows))
 
     def _round(self, peer: str, side: Side, work: Work) -> bool:
         given, result = work.completing, self.peers[peer]
@@ -164,11 +185,13 @@ class Performance:
         took = gpu_peers.seconds(lambda: self.found.__setitem__(peer, side(given)))
         result["peak_gb"] = round(mx.get_peak_memory() / 1e9, 3)
         result.setdefault("seconds", []).append(round(took, 4))
+        result.setdefault("again_seconds", []).append(round(gpu_peers.seconds(lambda: side(given)), 4))
         if work.kind != "score":
             half = given.new // 2
             less = gpu_peers.seconds(lambda: side(gpu_peers.short(given, half)))
             result.setdefault("half_seconds", []).append(round(less, 4))
-            result["step_ms"] = round(1e3 * (min(result["seconds"]) - min(result["half_seconds"])) / (given.new - half), 3)
+            steps = [whole - part for whole, part in zip(result["again_seconds"], result["half_seconds"], strict=True)]
+            result["step_ms"] = round(1e3 * statistics.median(steps) / (given.new - half), 3)
         self.tell({"peers": self.peers})
         return True
 
@@ -182,7 +205,7 @@ class Performance:
         for peer, setup in self.setups.items():
             if "error" in self.peers[peer]:
                 continue
-            took = self._kept(peer, lambda s=setup: queued(s, given, keys, self.model.vocabulary, min(rows, s.limits.rows)))
+            took = self._kept(peer, lambda s=setup: self._queued(s, given, keys, min(rows, s.limits.rows)))
             if took is None:
                 continue
             result = self.peers[peer]
@@ -195,6 +218,10 @@ class Performance:
                 if (step_ms := self.peers.get(peer, {}).get("step_ms", 0.0)) > 0:
                     self.peers[peer]["waited"] = round(max(0.0, 1 - device_ms / step_ms), 3)
         self.tell({"peers": self.peers})
+
+    def _queued(self, setup: Setup, given: Completing, keys: int, rows: int) -> dict[str, float]:
+        with self.inside():
+            return queued(setup, given, keys, self.model.vocabulary, rows)
 
     # --------------------------------------------------------------------------------------------------- agreement
 

@@ -19,9 +19,6 @@ from .scoring_check import CHUNKS, Shortcuts, confirm_shortcuts
 
 log = logging.getLogger("mlx_bulk")
 
-# Rows and tokens a row of which scoring calls are multiples. cuDNN builds a plan for each shape, which takes 0.06 to 0.7 seconds.
-CALL_STEPS = {"cuda": (8, 64)}
-
 
 @dataclass(slots=True, frozen=True)
 class CheckedModel:
@@ -55,7 +52,6 @@ class CheckedModel:
             prefill_tokens=limits.tokens if config.prefill_tokens == "auto" else config.prefill_tokens,
             logit_bytes=logit_memory.read_at_once(),
             ahead=not backend.on_cpu_path(),
-            call_steps=CALL_STEPS.get(backend.device_name(), (1, 1)),
             adapters=self.model.adapters,
             ranks=self.model.split.ranks,
         )

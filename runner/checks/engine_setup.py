@@ -41,7 +41,7 @@ from .slot_independence import slots_alike, slots_independent
 log = logging.getLogger("mlx_bulk")
 
 ROWS = {"cpu": 32, "metal": 64, "cuda": 256}  # decoding at once, when batch.rows is auto
-TOKENS = {"cpu": 2048, "metal": 4096, "cuda": 16384}  # in one prefill, when batch.tokens is auto
+TOKENS = {"cpu": 2048, "metal": 4096, "cuda": 15360}  # in one prefill, when batch.tokens is auto
 CALL_COST = {"cuda": 1024}  # tokens of a prefill that take as long as the fixed cost of a call; elsewhere CALL_TOKENS
 
 
@@ -182,6 +182,7 @@ def _limits(config: BatchConfig, models: Sequence[CheckedModel], beside: int) ->
         equal_lengths=not ways <= set(PADDED),
         pads=CALL_TOKENS if device == "cpu" and not free else math.inf,
         call_tokens=CALL_COST.get(device, CALL_TOKENS),
+        few_shapes=device == "cuda",  # cuDNN plans each shape for 0.06 to 0.7 s, and mlx keeps buffers for arrays of one size
     )
 
 

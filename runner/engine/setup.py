@@ -47,8 +47,7 @@ class Setup:
     ``wanted``, the figures to compute. The config brings ``limits``, ``static`` (deterministic mode: a batch keeps its rows until all are
     done), ``prefill_tokens`` (padded tokens of a prefill between two decode steps; at least one call) and ``prefix_cache`` (keeps shared
     prefixes for later runs). The device brings ``logit_bytes``, the most that the float32 logits
-    read at once may take, ``ahead``: a decode step is sent before the last one is read, and ``call_steps``: of which the
-    rows and the tokens a row of a call are multiples that keeps nothing. The checks bring ``features``, and ``head``,
+    read at once may take, and ``ahead``: a decode step is sent before the last one is read. The checks bring ``features``, and ``head``,
     the model split in two (None: not). kv: how cached keys and values are quantized; None: not at all.
     images: the pictures of the prompts in memory; None for a model that reads text alone.
     ranks: the processes that run the model together.
@@ -64,7 +63,6 @@ class Setup:
     prefill_tokens: int = sys.maxsize
     logit_bytes: int = 32 << 20
     ahead: bool = False
-    call_steps: tuple[int, int] = (1, 1)
     head: Head | None = None
     prefix_cache: PrefixCache | None = None
     adapters: Adapters | None = None

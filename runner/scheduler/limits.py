@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 _LONGEST = 2**40  # tokens; more than any row has
+_WIDTH, _SHARE = 64, 8  # of calls of few shapes: widths are multiples of the one, rows of the other's part of a full call
 
 
 @dataclass(slots=True, frozen=True)
@@ -17,7 +18,8 @@ class Limits:
 
     A cached token costs ``token_bytes``, and each row ``row_bytes`` besides. With ``equal_lengths`` a batch takes only prompts of one
     length, for models that can't ignore padding. ``pads``: those that a batch of passages may have, where the model computes pads too.
-    ``call_tokens``: how many tokens of a prefill take as long as the fixed cost of a call.
+    ``call_tokens``: how many tokens of a prefill take as long as the fixed cost of a call. ``few_shapes``: a shape that the device has seen
+    is cheaper than a new one, so calls that keep nothing are padded to ``shape``.
 
     A pooling model has no KV caches: its bytes are those of its arrays at work. Each pair of a row's tokens costs ``pair_bytes``, where
     attention keeps its scores in memory.
@@ -32,10 +34,25 @@ class Limits:
     pair_bytes: float = 0.0
     pads: float = math.inf
     call_tokens: int = 64
+    few_shapes: bool = False
 
     def kv(self, rows: int, longest: int) -> float:
         """Returns the bytes of ``rows`` rows in buffers as wide as the longest of them."""
         return rows * (longest * (self.token_bytes + longest * self.pair_bytes) + self.row_bytes)
+
+    def width(self, longest: int) -> int:
+        """Returns the columns of a call of passages of up to ``longest`` tokens: of few shapes, such that rows fill ``tokens``."""
+        if not self.few_shapes:
+            return longest
+        width = -(-longest // _WIDTH) * _WIDTH
+        return next((w for w in range(width, self.tokens + 1, _WIDTH) if self.tokens % w == 0), width)
+
+    def shape(self, rows: int, longest: int) -> tuple[int, int]:
+        """Returns the rows and columns of a call that keeps nothing, with rows of pads."""
+        width = self.width(longest)
+        full = max(1, self.tokens // max(1, width))
+        step = max(1, full // _SHARE) if self.few_shapes else 1
+        return max(rows, min(full, -(-rows // step) * step)), width
 
     @property
     def longest(self) -> int:

@@ -149,4 +149,4 @@ class _ParentBatch:
 
 def _fits(rows: int, width: int, longest: int, limits: Limits, held: float) -> bool:
     """Returns True when ``rows`` rows fit one batch, each with ``width`` tokens to compute, and becoming ``longest``."""
-    return rows <= limits.rows and rows * width <= limits.tokens and held + limits.kv(rows, longest) <= limits.kv_bytes
+    return rows <= limits.rows and rows * limits.width(width) <= limits.tokens and held + limits.kv(rows, longest) <= limits.kv_bytes

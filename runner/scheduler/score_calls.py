@@ -24,9 +24,9 @@ def batch_width(batch: list[Segment]) -> int:
     return max(len(segment) for segment in batch)
 
 
-def padded_tokens(batch: list[Segment], rows: int = 1, width: int = 1) -> NDArray[np.int32]:
-    """Returns the segments' own tokens [B, T], padded on the right. B is a multiple of ``rows``, with rows of pads, and T of ``width``."""
-    tokens = np.zeros((-(-len(batch) // rows) * rows, -(-batch_width(batch) // width) * width), np.int32)
+def padded_tokens(batch: list[Segment], shape: tuple[int, int] | None = None) -> NDArray[np.int32]:
+    """Returns the segments' own tokens [B, T], padded on the right; of a ``shape`` with rows of pads."""
+    tokens = np.zeros(shape or (len(batch), batch_width(batch)), np.int32)
     for row, segment in zip(tokens, batch, strict=False):
         row[: len(segment)] = segment.ids[segment.start :]
     return tokens

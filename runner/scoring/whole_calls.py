@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..engine.setup import Setup
 from ..scheduler.prefix_tree import Segment
-from ..scheduler.score_calls import padded_tokens
+from ..scheduler.score_calls import batch_width, padded_tokens
 
 
 @dataclass(slots=True, frozen=True)
@@ -51,7 +51,7 @@ class WholeCalls:
 
 
 def _send(model: Setup, batch: list[Segment]) -> Sent:
-    tokens = padded_tokens(batch, *model.call_steps)
+    tokens = padded_tokens(batch, model.limits.shape(len(batch), batch_width(batch)))
     lengths = [len(segment) for segment in batch] + [0] * (len(tokens) - len(batch))
     states = model.network(tokens, None, lengths=lengths, read="states")
     mx.async_eval(states)
