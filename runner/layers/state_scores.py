@@ -3,7 +3,6 @@
 Logits of states are made of a chunk of positions and reduced at once: there is no [B, T, V] array.
 """
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -51,10 +50,13 @@ def read_scores(
         return logprobs.spread_scores(of_words, words, len(targets)), None
     pairs, back = np.unique(at.astype(np.int64) << 32 | targets, return_inverse=True)
     at, targets = (pairs >> 32).astype(np.intp), (pairs & 0xFFFFFFFF).astype(np.int32)
-    if len(networks) == 1 and (fused := _fused_scores(networks[0], states[0], at, targets, wanted)) is not None:
-        return fused[back], None
+    ahead_of_host = len(networks) == 1 and sent_ahead(wanted)
+    if len(networks) == 1 and not ahead_of_host:
+        fused = _fused_scores(networks[0], states[0], at, targets, wanted)
+        if fused is not None:
+            return fused[back], None
     rows = max(rows // TILES * TILES, min(rows, TILES))
-    if len(networks) == 1 and sent_ahead(wanted):
+    if ahead_of_host:
         return _sent_scores(networks[0], states[0], at, targets, logit_memory.lean_rows(rows), wanted, meanwhile)[back], None
     chunks = _chunks(len(at), rows)
     scores: list[Scores] = []
@@ -85,23 +87,23 @@ def _sent_scores(
     wanted: LogprobOptions,
     meanwhile: Meanwhile,
 ) -> Scores:
-    """Returns ``read_scores`` of one network by ``logprobs.fused``. A chunk is read when the next one is sent."""
-    scores, sent = list[Scores](), deque[tuple[mx.array, ...]]()
+    """Returns ``read_scores`` of one network by ``logprobs.fused``. Two chunks' logits are in memory.
 
-    def read() -> None:
-        figures, *greedy = map(np.array, sent.popleft())
-        scores.append(Scores(figures, greedy=greedy[0] if greedy else None, tempered=None if wanted.temperature is None else figures))
-
+    What goes to the device is one array, and so is what comes back: on CUDA the memory for each may take a wait for the device.
+    """
+    told, parts = mx.array(np.stack([at, targets]).astype(np.int32)), list[tuple[mx.array, mx.array]]()
     for chunk in _chunks(len(at), rows):
-        parts = logprobs.fused(_logits_at(network, states, at[chunk]), mx.array(targets[chunk]))
-        sent.append(parts if wanted.greedy else parts[:1])
-        mx.async_eval(*sent[-1])
-        if len(sent) > 1:
-            read()
+        logits = _logits_at(network, states, at[chunk], told[0, int(chunk[0]) : int(chunk[-1]) + 1])
+        parts.append(logprobs.fused(logits, told[1, int(chunk[0]) : int(chunk[-1]) + 1]))
+        mx.async_eval(*parts[-1])
+        if len(parts) > 1:
+            mx.eval(*parts[-2])
+    figures, greedy = (mx.concatenate(list(pieces)) for pieces in zip(*parts, strict=True))
+    mx.async_eval(figures, greedy)
     if meanwhile is not None:
         meanwhile()
-    read()
-    return logprobs.join_scores(scores)
+    found = np.array(figures)
+    return Scores(found, greedy=np.array(greedy) if wanted.greedy else None, tempered=None if wanted.temperature is None else found)
 
 
 def _chunks(count: int, rows: int) -> list[NDArray[np.intp]]:
@@ -124,11 +126,12 @@ def _logits(networks: Sequence[Network], states: Sequence[mx.array], at: NDArray
     return logits
 
 
-def _logits_at(network: Network, states: mx.array, at: NDArray[np.intp]) -> mx.array:
-    """Returns logits [N, V] at the rows ``at`` [N], unevaluated; each row goes through the head once."""
+def _logits_at(network: Network, states: mx.array, at: NDArray[np.intp], told: mx.array | None = None) -> mx.array:
+    """Returns logits [N, V] at the ascending rows ``at`` [N], unevaluated; each row goes through the head once. told: ``at`` there."""
     rows, back = np.unique(at, return_inverse=True)
-    logits = network.logits(states[mx.array(rows.astype(np.int32))])
-    return logits[mx.array(back.astype(np.int32))] if len(rows) < len(at) else logits
+    if len(rows) == len(at):
+        return network.logits(states[mx.array(rows) if told is None else told])
+    return network.logits(states[mx.array(rows)])[mx.array(back)]
 
 
 def score_logits(wanted: LogprobOptions, logits: mx.array, targets: NDArray[np.int32]) -> Scores:

@@ -219,9 +219,16 @@ def test_a_stage_that_dies_or_hangs_costs_itself_alone(tmp_path: Path, monkeypat
 
 
 def test_the_table_says_what_was_found_and_what_failed():
-    ours = {"tokens_per_second": 2000.0, "step_ms": 4.0, "queued_step_ms": {"device": 3.0}, "waited": 0.25, "peak_gb": 5.02}
+    ours = {
+        "tokens_per_second": 2000.0,
+        "again": 2400.0,
+        "step_ms": 4.0,
+        "queued_step_ms": {"device": 3.0},
+        "waited": 0.25,
+        "peak_gb": 5.02,
+    }
     ours["floor_ms"] = {"read": 2.0, "multiply": 1.0}
-    peers = {"ours": ours, "mlx_lm": {"tokens_per_second": 1000.0, "step_ms": 8.0}}
+    peers = {"ours": ours, "mlx_lm": {"tokens_per_second": 1000.0, "again": 1500.0, "step_ms": 8.0}}
     peers["mlx_lm_cached"] = {"tokens_per_second": 4000.0, "step_ms": -1.5}  # noise, and no figure
     done = {"kind": "generate", "rows": 64, "new": 128, "prompts": 64, "peers": peers}
     agreement = {"noise": {"rms": 0.01}, "ours": {"rms": 0.012}}
@@ -239,9 +246,12 @@ def test_the_table_says_what_was_found_and_what_failed():
         },
     }
     lines = module("gpu_table").markdown(results).splitlines()
-    assert lines[2] == "| 4b bfloat16 | 64 rows, greedy, 128 tokens | ours | 2,000 |  | 4.00 | 3.00 | 25% | 2.00 (read) | 5.0 | 0.012 |"
-    assert lines[3].startswith("|  |  | mlx_lm | 1,000 | 2.00× | 8.00 |")
-    assert lines[4].startswith("|  |  | mlx_lm_cached | 4,000 | 0.50× |  |")
+    assert (
+        lines[2]
+        == "| 4b bfloat16 | 64 rows, greedy, 128 tokens | ours | 2,000 |  | 2,400 |  | 4.00 | 3.00 | 25% | 2.00 (read) | 5.0 | 0.012 |"
+    )
+    assert lines[3].startswith("|  |  | mlx_lm | 1,000 | 2.00× | 1,500 | 1.60× | 8.00 |")
+    assert lines[4].startswith("|  |  | mlx_lm_cached | 4,000 | 0.50× |  |  |  |")
     assert lines[5].startswith("| 8b bfloat16 | score | not run: it is too large |")
     assert any(line.startswith("|  |  | **disagreement**: ours: a logprob is off |") for line in lines)
     assert "- Device: A GPU (cuda), 80 GB; machine: a machine." in lines

@@ -1,5 +1,7 @@
 """Tests attention on CUDA against float64. What needs no GPU runs anywhere; the kernel itself runs on CUDA alone."""
 
+from typing import Any
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -17,6 +19,10 @@ Array = NDArray[np.float64]
 def random(dtype: mx.Dtype, *shape: int) -> mx.array:
     """Random numbers, the same ones for one shape."""
     return mx.array(np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)).astype(dtype)
+
+
+def to_mx(x: Any) -> mx.array:
+    return mx.array(x)
 
 
 def exact(x: mx.array) -> Array:
@@ -47,7 +53,7 @@ def test_products_agree_with_float64(dtype: mx.Dtype, sunk: bool, heads: int, kv
     if of_heads:
         seen = seen & (np.arange(11) != np.arange(heads)[:, None, None])
     sinks = random(dtype, heads) if sunk else None
-    found = attention.by_products(q, k, v, 0.3, mx.array(seen), sinks)
+    found = attention.by_products(q, k, v, 0.3, to_mx(seen), sinks)
     assert found.dtype == dtype
     np.testing.assert_allclose(exact(found), truth(q, k, v, 0.3, seen, sinks), rtol=0, atol=PRODUCTS[dtype])
 
@@ -55,7 +61,7 @@ def test_products_agree_with_float64(dtype: mx.Dtype, sunk: bool, heads: int, kv
 def test_a_mask_without_axes_of_rows_and_heads_serves_all():
     q, k, v = random(mx.float16, 2, 4, 3, 16), random(mx.float16, 2, 2, 7, 16), random(mx.float16, 2, 2, 7, 16)
     seen = np.arange(4, 7)[:, None] >= np.arange(7)
-    found = attention.by_products(q, k, v, 1.0, mx.array(seen))
+    found = attention.by_products(q, k, v, 1.0, to_mx(seen))
     np.testing.assert_allclose(exact(found), truth(q, k, v, 1.0, seen[None, None]), rtol=0, atol=PRODUCTS[mx.float16])
 
 
@@ -107,7 +113,7 @@ def test_the_kernel_agrees_with_float64(dtype: mx.Dtype, heads: int, kv: int, wi
 def test_pads_are_not_read_and_other_rows_and_pads_change_no_bit():
     first, length = [0, 17, 100, 250, 299], 300
     q, k, v = random(mx.bfloat16, 5, 16, 1, 128), random(mx.bfloat16, 5, 8, 512, 128), random(mx.bfloat16, 5, 8, 512, 128)
-    pads = mx.array(~from_first(first, 512)[:, :, 0, :, None])
+    pads = to_mx(~from_first(first, 512)[:, :, 0, :, None])
     k, v = (mx.where(pads, mx.nan, x)[:, :, :length] for x in (k, v))
     together = attention.of_padded_rows(q, k, v, 0.1, mx.array(first, mx.int32))
     for row, at in enumerate(first):

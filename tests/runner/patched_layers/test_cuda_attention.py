@@ -11,6 +11,8 @@ from mlx_bulk.runner.patched_layers import cuda_attention
 from mlx_lm.models import base
 from mlx_lm.models.cache import BatchKVCache, BatchRotatingKVCache
 
+attend: Any = cuda_attention.attend
+mlx_lms: Any = base.scaled_dot_product_attention
 PADS = [3, 0, 5]
 WIDTH = 16
 
@@ -52,10 +54,10 @@ def stepped(cache: Any, tokens: int = 1, **options: Any) -> tuple[Any, ...]:
 @pytest.mark.parametrize("window", [None, 4, 100])
 def test_a_step_of_padded_rows_goes_to_the_kernel(served: list[int], window: int | None):
     given = stepped(filled(), window_size=window)
-    found = cuda_attention.attend(*given)
-    np.testing.assert_allclose(found, base.scaled_dot_product_attention(*given), atol=1e-6)
+    found = attend(*given)
+    np.testing.assert_allclose(found, mlx_lms(*given), atol=1e-6)
     assert len(served) == 2  # the first is a trial
-    cuda_attention.attend(*given)
+    attend(*given)
     assert len(served) == 3
 
 
@@ -65,17 +67,17 @@ def test_all_layers_share_the_first_ones_mask(served: list[int]):
     _, keys, values, *_ = stepped(second)
     q = mx.random.normal((3, 4, 1, WIDTH))
     given = q, keys, values, second, 0.25, mask
-    np.testing.assert_allclose(cuda_attention.attend(*given), base.scaled_dot_product_attention(*given), atol=1e-6)
+    np.testing.assert_allclose(attend(*given), mlx_lms(*given), atol=1e-6)
     assert served
 
 
 def test_masks_of_others_longer_calls_and_sinks_stay_with_mlx_lm(served: list[int]):
     given = stepped(filled())
     copy = mx.array(given[-1])  # the same mask, made by someone else
-    cuda_attention.attend(*given[:-1], copy)
-    cuda_attention.attend(*given, sinks=mx.zeros(4))
-    cuda_attention.attend(*stepped(filled(), tokens=2))
-    cuda_attention.attend(*stepped(BatchRotatingKVCache(max_size=32, left_padding=PADS)))
+    attend(*given[:-1], copy)
+    attend(*given, sinks=mx.zeros(4))
+    attend(*stepped(filled(), tokens=2))
+    attend(*stepped(BatchRotatingKVCache(max_size=32, left_padding=PADS)))
     assert not served
     assert first_keys(None) is None
     assert first_keys("causal") is None
@@ -85,7 +87,7 @@ def test_a_mask_of_fewer_keys_stays_with_mlx_lm(served: list[int]):
     old = base.create_attention_mask(mx.zeros((3, 1, 8)), filled())
     q, keys, values, cache, scale, _ = stepped(filled(tokens=1 + 8))
     with pytest.raises(ValueError, match="broadcast"):  # as mlx says of it
-        mx.eval(cuda_attention.attend(q, keys, values, cache, scale, old))
+        mx.eval(attend(q, keys, values, cache, scale, old))
     assert not served
 
 
@@ -94,14 +96,14 @@ def test_long_calls_in_half_precision_go_by_products(monkeypatch: pytest.MonkeyP
     by_products = attention.by_products
     monkeypatch.setattr(attention, "by_products", lambda *given: calls.append(1) or by_products(*given))  # pyright: ignore[reportUnknownLambdaType]
     q, k, v, cache, scale, mask = stepped(filled(), tokens=5)
-    whole = base.scaled_dot_product_attention(q, k, v, cache, scale, mask)
-    found = cuda_attention.attend(*(x.astype(mx.float16) for x in (q, k, v)), cache, scale, mask)
+    whole = mlx_lms(q, k, v, cache, scale, mask)
+    found = attend(*(x.astype(mx.float16) for x in (q, k, v)), cache, scale, mask)
     rows = [slice(max(0, pads - 8), None) for pads in PADS]  # a pad's own query sees nothing
     for row, own in enumerate(rows):
         np.testing.assert_allclose(found[row, :, own], whole[row, :, own], atol=2e-3)
     assert calls
-    cuda_attention.attend(q, k, v, cache, scale, mask)
-    cuda_attention.attend(*(x.astype(mx.float16) for x in (q, k, v)), cache, scale, "causal")
+    attend(q, k, v, cache, scale, mask)
+    attend(*(x.astype(mx.float16) for x in (q, k, v)), cache, scale, "causal")
     assert len(calls) == 1
 
 
@@ -113,7 +115,7 @@ def test_a_kernel_that_cannot_be_compiled_is_told_of_once(monkeypatch: pytest.Mo
     monkeypatch.setattr(cuda_attention, "_tried", {})
     for _ in range(2):
         given = stepped(filled())
-        np.testing.assert_allclose(cuda_attention.attend(*given), base.scaled_dot_product_attention(*given), atol=1e-6)
+        np.testing.assert_allclose(attend(*given), mlx_lms(*given), atol=1e-6)
     assert [record.getMessage() for record in caplog.records] == [
         "mlx-lm's own attention stays in place, slower on this GPU: ours cannot be compiled (Failed to compile kernel: no nvrtc.)"
     ]

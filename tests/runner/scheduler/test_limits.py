@@ -12,3 +12,19 @@ def test_the_longest_row_is_the_last_one_that_fits(token: float, row: float, pai
 
 def test_no_row_fits_where_its_state_alone_is_too_large():
     assert Limits(4, 100, 10.0, 1.0, 20.0).longest == 0
+
+
+def test_calls_of_few_shapes_fill_the_tokens_of_a_call():
+    limits = Limits(256, 15360, 1e9, 1.0, 0.0, few_shapes=True)
+    widths = {longest: limits.width(longest) for longest in range(1, 15361)}
+    assert all(width >= longest and width % 64 == 0 and 15360 % width == 0 for longest, width in widths.items())
+    assert sorted(set(widths.values()))[:9] == [64, 128, 192, 256, 320, 384, 512, 640, 768]
+    assert limits.shape(80, 190) == (80, 192)
+    assert limits.shape(1, 190) == (10, 192)  # an eighth of 80 rows
+    assert limits.shape(11, 129) == (20, 192)
+    assert limits.shape(1, 15361) == (1, 15424)  # one text that is longer than a call
+    assert len({limits.shape(rows, 190) for rows in range(1, 81)}) == 8
+
+
+def test_without_few_shapes_a_call_is_as_wide_as_its_longest_row():
+    assert Limits(256, 15360, 1e9, 1.0, 0.0).shape(11, 129) == (11, 129)

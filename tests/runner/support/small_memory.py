@@ -34,6 +34,11 @@ class Tight:
         self._holding: list[weakref.ref[Held]] = []
 
     def __call__(self, tokens: mx.array, cache: Caches | None) -> mx.array:
+        self.ask(tokens, cache)
+        return self.network(tokens, cache=cache)
+
+    def ask(self, tokens: mx.array, cache: Caches | None) -> None:
+        """Raises what mlx raises where the call does not fit."""
         self.held += sum(one() is not None for one in self._holding)
         here = Held()
         rows, width = tokens.shape
@@ -43,7 +48,6 @@ class Tight:
             self.refused.append(call)
             self._holding.append(weakref.ref(here))
             raise RuntimeError(MESSAGE)
-        return self.network(tokens, cache=cache)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.network, name)
