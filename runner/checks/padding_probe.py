@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from ..caches.row_positions import RowPositions
 from ..core.errors import first_line
 from ..core.kv_quantization import KVQuantization
+from ..layers.cache_bytes import growth
 from ..layers.kv_cache import (
     Caches,
     finish_padding,
-    growth,
     join_caches,
     kept_inside,
     make_caches,

@@ -1,4 +1,4 @@
-"""KV caches of a batch, built on mlx-lm's: makes, forks, joins and filters them, and counts their bytes.
+"""KV caches of a batch, built on mlx-lm's: makes, forks, joins and filters them.
 
 A batch is either *padded* or *exact*. Padded: mlx-lm's batch caches, for rows of different lengths; new rows can join. Exact: the
 model's plain caches with B rows of one length; rows can leave or fork, none can join.
@@ -281,27 +281,3 @@ def midway_array(caches: Caches) -> mx.array | None:
 
 def _arrays(caches: Caches) -> list[mx.array]:
     return [leaf for cache in caches for _, leaf in tree_flatten(cache.state) if isinstance(leaf, mx.array)]
-
-
-def growth(caches: Caches) -> tuple[float, float]:
-    """Returns (bytes per cached token, other bytes) of a row, from ``caches`` that hold one row.
-
-    A sliding window counts as if it grew: an upper bound.
-    """
-    by_token = by_row = 0.0
-    cache: Any
-    for cache in caches:
-        inner = growth(list(cache.caches)) if hasattr(cache, "caches") else _growth(cache)
-        by_token, by_row = by_token + inner[0], by_row + inner[1]
-    return by_token, by_row
-
-
-def _growth(cache: Any) -> tuple[float, float]:
-    by_token = by_row = 0.0
-    for name, value in vars(cache).items():
-        arrays = [leaf for _, leaf in tree_flatten({name: value}) if isinstance(leaf, mx.array)]
-        if name in ("keys", "values"):  # [1, heads, positions, width], quantized or not
-            by_token += sum(a.nbytes / a.shape[2] for a in arrays)
-        else:
-            by_row += sum(a.nbytes for a in arrays)
-    return by_token, by_row

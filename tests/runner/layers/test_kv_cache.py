@@ -5,12 +5,12 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx_bulk.runner.layers.cache_bytes import growth
 from mlx_bulk.runner.layers.kv_cache import (
     Caches,
     evaluate_caches,
     finish_padding,
     fork_caches,
-    growth,
     make_caches,
     prepare_padding,
     select,

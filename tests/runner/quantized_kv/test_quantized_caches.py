@@ -18,7 +18,8 @@ from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.requests import Sampling
 from mlx_bulk.runner.engine.prefix_disk_cache import PrefixCache
 from mlx_bulk.runner.engine.setup import Setup
-from mlx_bulk.runner.layers.kv_cache import growth, make_caches
+from mlx_bulk.runner.layers.cache_bytes import growth
+from mlx_bulk.runner.layers.kv_cache import make_caches
 from mlx_bulk.runner.quantized_kv.quantized_caches import BatchQuantizedKVCache, PlainQuantizedKVCache
 
 from ..support import tiny
