@@ -36,7 +36,7 @@ def first_keys(mask: Any) -> mx.array | None:
     return next((first for made, first in _made if made is mask), None)
 
 
-def remember(cache: Any) -> None:
+def tell_first_keys(cache: Any) -> None:
     """Makes a ``PaddedKVCache`` of mlx-lm's cache, in place."""
     if type(cache) is BatchKVCache:
         cache.__class__ = PaddedKVCache

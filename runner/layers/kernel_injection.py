@@ -33,7 +33,7 @@ from ..core.errors import first_line
 from ..patched_layers.call_context import context_of
 from ..patched_layers.cpu_layers import FastLinear, FastSwitchLinear, run_kernel
 from ..patched_layers.cpu_recurrent import fast_gated_delta, fast_state_space
-from ..patched_layers.cuda_attention import attend
+from ..patched_layers.cuda_attention import attend_on_cuda
 from ..patched_layers.layer_patching import patch_layers, patch_quantized_layers, unpatch_layers
 from .kv_cache import make_caches
 from .network import Network
@@ -166,7 +166,7 @@ def packing_bytes(network: Any, memory: int, vocabulary: int) -> int:
 
 def restore(network: Any) -> None:
     """Puts the originals back in the network's layers and in the model files that define them."""
-    _swap(_files(network), [*_OURS, attend], [*_ORIGINALS, base.scaled_dot_product_attention])
+    _swap(_files(network), [*_OURS, attend_on_cuda], [*_ORIGINALS, base.scaled_dot_product_attention])
     unpatch_layers(network)
 
 
@@ -178,7 +178,7 @@ def _put_back_but_quantized(network: Any, vocabulary: int) -> None:
 
 def _put(network: Any, vocabulary: int, packs: bool = False) -> None:
     if device_name() == "cuda":
-        _swap(_files(network), [base.scaled_dot_product_attention], [attend])
+        _swap(_files(network), [base.scaled_dot_product_attention], [attend_on_cuda])
         return
     _swap(_files(network), _ORIGINALS, _OURS)
     patch_layers(network, vocabulary)

@@ -18,7 +18,7 @@ from mlx_lm.models.cache import ArraysCache, BatchKVCache, KVCache, RotatingKVCa
 from ...kernels import native
 from ...kernels.backend import device_name, on_cpu_path
 from ..caches.cache_stand_ins import PrefixView
-from ..caches.padded_kv_cache import remember
+from ..caches.padded_kv_cache import tell_first_keys
 from ..caches.ragged_kv_cache import STEP, RaggedKVCache
 from ..caches.row_positions import RowPositions
 from ..core.kv_quantization import KVQuantization
@@ -127,7 +127,7 @@ def _made_ours(caches: Caches) -> Caches:
         if type(cache) in (BatchKVCache, BatchQuantizedKVCache) and device == "cpu":
             cache.step = STEP
         if device == "cuda":
-            remember(cache)
+            tell_first_keys(cache)
     return caches
 
 

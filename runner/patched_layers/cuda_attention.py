@@ -15,7 +15,7 @@ log = logging.getLogger("mlx_bulk")
 _tried: dict[tuple[Any, ...], bool] = {}  # whether the kernel runs, for each kind of arrays
 
 
-def attend(queries: mx.array, keys: mx.array, values: mx.array, cache: Any, scale: float, mask: Any, sinks: Any = None) -> mx.array:
+def attend_on_cuda(queries: mx.array, keys: mx.array, values: mx.array, cache: Any, scale: float, mask: Any, sinks: Any = None) -> mx.array:
     """Takes the place of mlx-lm's function of this signature."""
     if isinstance(mask, mx.array) and not hasattr(cache, "bits"):
         if queries.shape[2] == 1 and sinks is None:

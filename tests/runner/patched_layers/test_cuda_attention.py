@@ -6,12 +6,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_bulk.kernels.cuda import attention
-from mlx_bulk.runner.caches.padded_kv_cache import PaddedKVCache, first_keys, remember
+from mlx_bulk.runner.caches.padded_kv_cache import PaddedKVCache, first_keys, tell_first_keys
 from mlx_bulk.runner.patched_layers import cuda_attention
 from mlx_lm.models import base
 from mlx_lm.models.cache import BatchKVCache, BatchRotatingKVCache
 
-attend: Any = cuda_attention.attend
+attend: Any = cuda_attention.attend_on_cuda
 mlx_lms: Any = base.scaled_dot_product_attention
 PADS = [3, 0, 5]
 WIDTH = 16
@@ -123,8 +123,8 @@ def test_a_kernel_that_cannot_be_compiled_is_told_of_once(monkeypatch: pytest.Mo
 
 def test_only_mlx_lms_own_class_becomes_ours():
     plain, rotating = BatchKVCache(PADS), BatchRotatingKVCache(max_size=8, left_padding=PADS)
-    remember(plain)
-    remember(rotating)
+    tell_first_keys(plain)
+    tell_first_keys(rotating)
     assert (type(plain), type(rotating)) == (PaddedKVCache, BatchRotatingKVCache)
     mask = plain.make_mask(1)
     assert mx.array_equal(mask, BatchKVCache(PADS).make_mask(1))
