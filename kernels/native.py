@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from . import backend
 from .cpu.compilation import Build, build_key, compiler_message, processor_key, shared_library
 from .cpu.vector_units import GENERIC, compiler_options, generic
+from .cuda import attention as cuda_attention
 
 log = logging.getLogger("mlx_bulk")
 
@@ -150,6 +151,8 @@ def name() -> str:
     """
     if generic():
         return GENERIC
+    if backend.device_name() == "cuda":
+        return f"CUDA {cuda_attention.source_key()}"
     if library() is None:
         return f"none, NumPy's loops for {processor_key()}" if backend.on_cpu_path() and backend.prepare().slow else "none"
     return build_key(_build()) + (" in tiles" if tiles() else "")

@@ -10,6 +10,7 @@ Scores and shares are float32 in both, as in cuDNN's.
 import struct
 from collections.abc import Callable
 from functools import cache, partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,13 @@ LANES = 16  # threads that read a key together
 THREADS = 128  # of a block
 WIDEST = 256  # numbers of a key: more do not fit a thread's registers
 FEWEST_BLOCKS, LONGEST = 32, 2048  # fewer blocks than these leave most of a GPU idle, where each has more keys than that to read
-SCORE_BYTES = 256 << 20  # of float32 scores at once, about as much as the widest arrays of an MLP
+FLOAT32_BYTES = 512 << 20  # of scores, keys and values in float32, about as much as the widest arrays of an MLP
+
+
+@cache
+def source_key() -> str:
+    """Names all that decides the bits of this attention."""
+    return sha256(b"".join(file.read_bytes() for file in (Path(__file__), SOURCE))).hexdigest()[:16]
 
 
 def suits(q: mx.array, k: mx.array, v: mx.array) -> bool:
@@ -78,9 +85,10 @@ def _kernel() -> Callable[..., list[mx.array]]:
     return kernel
 
 
-def suits_products(q: mx.array, k: mx.array, mask: mx.array) -> bool:
-    """Returns True when ``by_products`` serves a call: one that would go to cuDNN, of few enough scores."""
-    return q.dtype in HALVES and mask.dtype == mx.bool_ and 4 * q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] <= SCORE_BYTES
+def suits_products(q: mx.array, k: mx.array, v: mx.array, mask: mx.array) -> bool:
+    """Returns True when ``by_products`` serves a call: one that would go to cuDNN, of few enough scores, keys and values."""
+    numbers = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] + k.size + v.size
+    return all(x.dtype in HALVES for x in (q, k, v)) and q.dtype == v.dtype and mask.dtype == mx.bool_ and 4 * numbers <= FLOAT32_BYTES
 
 
 def by_products(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.array, sinks: mx.array | None = None) -> mx.array:

@@ -10,7 +10,7 @@ from ..backend import device_name, memory_bytes, on_cpu_path
 BYTES = {"cpu": 32 << 20, "metal": 64 << 20, "cuda": 64 << 20}  # of float32 logits read at once; on CUDA at least
 CUDA_SHARE, CUDA_MOST = 1 / 256, 512 << 20  # of its memory: a large GPU computes so fast that few rows leave it waiting for weights
 ARRAYS = 17
-LEAN = 8  # times as many positions where a GPU reads logprobs alone: it makes nothing else of their logits' size
+LEAN = 8  # times as many positions where a GPU reads logprobs alone: it makes nothing else of the size of their logits of 16 bits
 LEAST_ROWS = 96  # of one product with the head: at V = 152,000 half as many take half as long again a token
 
 
@@ -27,9 +27,9 @@ def rows(logit_bytes: int, vocabulary: int) -> int:
     return max(LEAST_ROWS, logit_bytes // (4 * vocabulary))
 
 
-def lean_rows(rows: int) -> int:
+def lean_rows(rows: int, number_bytes: int) -> int:
     """Returns how many positions' logits are read at once where logprobs alone are, and two such parts are in memory."""
-    return rows if device_name() == "cpu" else LEAN * rows
+    return rows if device_name() == "cpu" else LEAN * 2 // number_bytes * rows
 
 
 def workspace(vocabulary: int, decoding: int) -> int:

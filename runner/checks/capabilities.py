@@ -164,6 +164,6 @@ def own_digest() -> str:
 
 
 def own_sources() -> set[Path]:
-    """Returns every file of ours that may change what a model computes: the Python and C++ of runner and kernels."""
+    """Returns every file of ours that may change what a model computes: the Python, C++ and CUDA of runner and kernels."""
     packages = [Path(package.__path__[0]) for package in (kernels, runner)]
-    return {file for package in packages for kind in ("*.py", "*.h", "*.cpp") for file in package.rglob(kind)}
+    return {file for package in packages for kind in ("*.py", "*.h", "*.cpp", "*.cuh") for file in package.rglob(kind)}

@@ -6,6 +6,7 @@ Knows the device and the model, nothing of datasets or files.
 import logging
 import math
 import platform
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
@@ -182,6 +183,7 @@ def _limits(config: BatchConfig, models: Sequence[CheckedModel], beside: int) ->
         equal_lengths=not ways <= set(PADDED),
         pads=CALL_TOKENS if device == "cpu" and not free else math.inf,
         call_tokens=CALL_COST.get(device, CALL_TOKENS),
+        positions=min((each.model.checkpoint.context or sys.maxsize) for each in models),
         few_shapes=device == "cuda",  # cuDNN plans each shape for 0.06 to 0.7 s, and mlx keeps buffers for arrays of one size
     )
 

@@ -118,7 +118,7 @@ def confirm_shortcuts(network: Any, vocabulary: int, limits: Limits, padded: boo
 
 
 def _setup(network: Any, vocabulary: int, limits: Limits, padded: bool) -> Setup:
-    few = replace(limits, rows=min(limits.rows, 8), tokens=1 << 30, kv_bytes=float("inf"))
+    few = replace(limits, rows=min(limits.rows, 8), tokens=1 << 30, kv_bytes=float("inf"), few_shapes=False)
     return Setup(network, vocabulary, few, LogprobOptions(echo=True), BatchFeatures(padded, right_padded=True, shared_passages=True))
 
 

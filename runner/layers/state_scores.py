@@ -57,7 +57,9 @@ def read_scores(
             return fused[back], None
     rows = max(rows // TILES * TILES, min(rows, TILES))
     if ahead_of_host:
-        return _sent_scores(networks[0], states[0], at, targets, logit_memory.lean_rows(rows), wanted, meanwhile)[back], None
+        return _sent_scores(networks[0], states[0], at, targets, logit_memory.lean_rows(rows, states[0].dtype.size), wanted, meanwhile)[
+            back
+        ], None
     chunks = _chunks(len(at), rows)
     scores: list[Scores] = []
     divergences: list[Divergence] = []

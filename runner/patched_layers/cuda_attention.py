@@ -8,7 +8,7 @@ from mlx_lm.models import base
 
 from ...kernels.cuda import attention
 from ..caches.padded_kv_cache import first_keys
-from ..core.errors import first_line
+from ..core.errors import first_line, is_out_of_memory
 
 log = logging.getLogger("mlx_bulk")
 
@@ -22,7 +22,7 @@ def attend_on_cuda(queries: mx.array, keys: mx.array, values: mx.array, cache: A
             found = _of_padded_rows(queries, keys, values, scale, mask)
             if found is not None:
                 return found
-        elif queries.shape[2] > 1 and attention.suits_products(queries, keys, mask):
+        elif queries.shape[2] > 1 and attention.suits_products(queries, keys, values, mask):
             return attention.by_products(queries, keys, values, scale, mask, sinks)
     return base.scaled_dot_product_attention(queries, keys, values, cache, scale, mask, sinks)
 
@@ -43,6 +43,8 @@ def _runs(*arguments: Any) -> bool:
     try:
         mx.eval(attention.of_padded_rows(*arguments))
     except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
         log.warning("mlx-lm's own attention stays in place, slower on this GPU: ours cannot be compiled (%s)", first_line(error))
         return False
     return True

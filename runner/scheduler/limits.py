@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 _LONGEST = 2**40  # tokens; more than any row has
 _WIDTH, _SHARE = 64, 8  # of calls of few shapes: widths are multiples of the one, rows of the other's part of a full call
+_WIDER = 1.25  # times a row's tokens, as wide may a call of few shapes be
 
 
 @dataclass(slots=True, frozen=True)
@@ -19,7 +20,7 @@ class Limits:
     A cached token costs ``token_bytes``, and each row ``row_bytes`` besides. With ``equal_lengths`` a batch takes only prompts of one
     length, for models that can't ignore padding. ``pads``: those that a batch of passages may have, where the model computes pads too.
     ``call_tokens``: how many tokens of a prefill take as long as the fixed cost of a call. ``few_shapes``: a shape that the device has seen
-    is cheaper than a new one, so calls that keep nothing are padded to ``shape``.
+    is cheaper than a new one, so calls that keep nothing are padded to ``shape``, but not beyond the model's ``positions``.
 
     A pooling model has no KV caches: its bytes are those of its arrays at work. Each pair of a row's tokens costs ``pair_bytes``, where
     attention keeps its scores in memory.
@@ -35,6 +36,7 @@ class Limits:
     pads: float = math.inf
     call_tokens: int = 64
     few_shapes: bool = False
+    positions: int = _LONGEST
 
     def kv(self, rows: int, longest: int) -> float:
         """Returns the bytes of ``rows`` rows in buffers as wide as the longest of them."""
@@ -45,12 +47,14 @@ class Limits:
         if not self.few_shapes:
             return longest
         width = -(-longest // _WIDTH) * _WIDTH
-        return next((w for w in range(width, self.tokens + 1, _WIDTH) if self.tokens % w == 0), width)
+        widest = min(self.tokens, int(_WIDER * width))
+        width = next((w for w in range(width, widest + 1, _WIDTH) if self.tokens % w == 0), width)
+        return max(longest, min(width, self.positions))
 
     def shape(self, rows: int, longest: int) -> tuple[int, int]:
         """Returns the rows and columns of a call that keeps nothing, with rows of pads."""
         width = self.width(longest)
-        full = max(1, self.tokens // max(1, width))
+        full = max(1, min(self.rows, self.tokens // max(1, width)))
         step = max(1, full // _SHARE) if self.few_shapes else 1
         return max(rows, min(full, -(-rows // step) * step)), width
 
@@ -80,7 +84,7 @@ class Limits:
 def least_limits(limits: Sequence[Limits]) -> Limits:
     """Returns limits that all of ``limits`` allow: those whose caches hold the fewest tokens, with the fewest rows and tokens of any."""
     least = min(limits, key=lambda each: each.kv_bytes / max(each.token_bytes, 1.0))
-    fewest = {name: min(getattr(each, name) for each in limits) for name in ("rows", "tokens", "pads")}
+    fewest = {name: min(getattr(each, name) for each in limits) for name in ("rows", "tokens", "pads", "positions")}
     return replace(least, **fewest)
 
 

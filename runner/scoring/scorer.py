@@ -54,7 +54,7 @@ class Scorer(FixedWeights):
         self._whole_pictures = any(model.whole_pictures for model in self._models)
         limits = scoring_limits(setup.limits, self._right_padded)
         self._room = MemoryBackoff(limits, setup.ranks)
-        self._ahead = reference is None and setup.head is not None and sent_ahead(setup.wanted)
+        self._ahead = reference is None and setup.head is not None and self._right_padded and sent_ahead(setup.wanted)
         self._calls = WholeCalls()
 
     def run(
@@ -75,6 +75,7 @@ class Scorer(FixedWeights):
         yield from (self._outcome(row) for row in window.rows if not row.left)
         while window.unfinished():
             why = ""
+            self._calls.clear()
             try:
                 yield from self._score_rows(window)
             except Exception as error:
@@ -90,7 +91,6 @@ class Scorer(FixedWeights):
 
         A single passage on top of a shared prefix is not alone yet: the rest of the window then shares nothing.
         """
-        self._calls.clear()
         batch, doing = window.batch, self.progress.activity.now
         first, too_large = batch[0], set[int]()
         if self._static:
@@ -204,7 +204,7 @@ class Scorer(FixedWeights):
         (model,) = self._models
         self._note(window, batch)
         call = self._calls.take(model, batch)
-        meanwhile = self._calls.sending(model, following, window.stopped)
+        meanwhile = self._calls.sending(model, following)
         yield from self._read_call(window, batch, [call.states], 0, call.tokens.shape[1], meanwhile)
         self._count(batch, call.tokens)
 

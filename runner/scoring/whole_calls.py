@@ -11,6 +11,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.errors import is_out_of_memory
 from ..engine.setup import Setup
 from ..scheduler.prefix_tree import Segment
 from ..scheduler.score_calls import batch_width, padded_tokens
@@ -40,12 +41,22 @@ class WholeCalls:
         sent, self._sent = self._sent, None
         return sent if sent is not None and sent.batch is batch else _send(model, batch)
 
-    def sending(self, model: Setup, batch: list[Segment] | None, stopped: Callable[[], bool]) -> Callable[[], None]:
-        """Returns a function that sends the batch that is taken next, if there is one and nobody has ``stopped``."""
+    def sending(self, model: Setup, batch: list[Segment] | None) -> Callable[[], None]:
+        """Returns a function that sends the batch that is taken next, if there is one.
+
+        It asks nobody whether to stop: processes that run a model together must send the same calls. Where memory runs out, nothing is
+        sent: the batch under way is not to blame.
+        """
 
         def send() -> None:
-            if batch is not None and not stopped():
+            if batch is None:
+                return
+            try:
                 self._sent = _send(model, batch)
+            except Exception as error:
+                if model.ranks.several or not is_out_of_memory(error):
+                    raise
+                mx.clear_cache()  # it is sent again when the scores before it are read, and it alone is blamed then
 
         return send
 

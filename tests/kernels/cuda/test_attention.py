@@ -71,12 +71,16 @@ def test_a_query_that_sees_nothing_takes_the_mean():
     np.testing.assert_allclose(exact(found), np.broadcast_to(exact(v).mean(2, keepdims=True), (1, 2, 2, 16)), atol=2e-3)
 
 
-def test_products_serve_half_precision_and_no_more_scores_than_the_bound():
-    mask, q, k = mx.zeros((4, 4), mx.bool_), mx.zeros((1, 16, 2048, 64), mx.float16), mx.zeros((1, 2, 2048, 64), mx.float16)
-    assert attention.suits_products(q, k, mask)  # 16 x 2048 x 2048 scores of 4 bytes
-    assert not attention.suits_products(q, mx.zeros((1, 2, 2049, 64), mx.float16), mask)
-    assert not attention.suits_products(q.astype(mx.float32), k.astype(mx.float32), mask)  # mlx takes no cuDNN for it
-    assert not attention.suits_products(q, k, mask.astype(mx.float16))
+def test_products_serve_half_precision_and_no_more_numbers_than_the_bound():
+    def suited(length: int, heads: int = 16, tokens: int = 2048, dtype: mx.Dtype = mx.float16, mask: mx.Dtype = mx.bool_) -> bool:
+        q, k = mx.zeros((1, heads, tokens, 64), dtype), mx.zeros((1, 2, length, 64), dtype)
+        return attention.suits_products(q, k, k, mx.zeros((4, 4), mask))
+
+    assert suited(4064)  # 16 x 2048 x 4064 scores and 2 x 2 x 4064 x 64 numbers of 4 bytes
+    assert not suited(4096)
+    assert not suited(600_000, heads=2, tokens=2)  # few scores of many keys
+    assert not suited(64, dtype=mx.float32)  # mlx takes no cuDNN for it
+    assert not suited(64, mask=mx.float16)
 
 
 def test_the_kernel_serves_one_query_a_row_and_heads_that_fit():

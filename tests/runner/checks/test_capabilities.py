@@ -220,9 +220,17 @@ def test_every_source_that_computes_is_hashed():
     """A room or a header that is left out would let remembered verdicts outlive a change of its code."""
     root = Path(__file__).parents[3]
     named = {file.resolve().relative_to(root).as_posix() for file in own_sources()}
-    files = (file for folder in ("runner", "kernels") for file in (root / folder).rglob("*") if file.suffix in {".py", ".h", ".cpp"})
+    files = (
+        file for folder in ("runner", "kernels") for file in (root / folder).rglob("*") if file.suffix in {".py", ".h", ".cpp", ".cuh"}
+    )
     assert named == {file.relative_to(root).as_posix() for file in files}
-    assert named > {"runner/checks/capabilities.py", "kernels/attention.py", "kernels/csrc/library.cpp", "kernels/csrc/matmul.h"}
+    assert named > {
+        "runner/checks/capabilities.py",
+        "kernels/attention.py",
+        "kernels/csrc/library.cpp",
+        "kernels/csrc/matmul.h",
+        "kernels/csrc/padded_attention.cuh",
+    }
 
 
 @pytest.mark.usefixtures("remembered")

@@ -17,13 +17,19 @@ def test_no_row_fits_where_its_state_alone_is_too_large():
 def test_calls_of_few_shapes_fill_the_tokens_of_a_call():
     limits = Limits(256, 15360, 1e9, 1.0, 0.0, few_shapes=True)
     widths = {longest: limits.width(longest) for longest in range(1, 15361)}
-    assert all(width >= longest and width % 64 == 0 and 15360 % width == 0 for longest, width in widths.items())
-    assert sorted(set(widths.values()))[:9] == [64, 128, 192, 256, 320, 384, 512, 640, 768]
+    assert all(longest <= width <= 1.25 * (longest + 63) and width % 64 == 0 for longest, width in widths.items())
+    assert sorted(set(widths.values()))[:12] == [64, 128, 192, 256, 320, 384, 512, 640, 768, 960, 1024, 1280]
     assert limits.shape(80, 190) == (80, 192)
     assert limits.shape(1, 190) == (10, 192)  # an eighth of 80 rows
     assert limits.shape(11, 129) == (20, 192)
-    assert limits.shape(1, 15361) == (1, 15424)  # one text that is longer than a call
     assert len({limits.shape(rows, 190) for rows in range(1, 81)}) == 8
+
+
+def test_calls_of_few_shapes_keep_to_rows_and_positions():
+    limits = Limits(8, 1 << 30, 1e9, 1.0, 0.0, few_shapes=True, positions=200)
+    assert limits.shape(1, 23) == (1, 64)
+    assert limits.shape(3, 193) == (3, 200)
+    assert limits.shape(1, 300) == (1, 300)
 
 
 def test_without_few_shapes_a_call_is_as_wide_as_its_longest_row():

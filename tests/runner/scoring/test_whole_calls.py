@@ -16,7 +16,7 @@ from mlx_bulk.runner.scoring.scorer import Scorer
 
 from ..support.naive_truth import assert_scores_are_naive
 from ..support.score_calls import TEXTS, ragged_choices, setup
-from ..support.small_memory import Tight
+from ..support.small_memory import MESSAGE, Tight
 from ..support.tiny import VOCABULARY, build, prompts_of
 from ..support.tiny_runs import documents, scored, scored_with, setup_of
 
@@ -74,7 +74,7 @@ def test_a_call_is_sent_before_the_scores_before_it_are_out(monkeypatch: pytest.
     assert events == ["sent", "sent", "out", "sent", "out", "out"]
 
 
-def test_a_stop_sends_nothing_more():
+def test_a_stop_leaves_the_rest():
     work = Scorer(setup("llama", rows=1, right_padded=True))
     windows, seen = iter([documents(TEXTS)]), list[int]()
     for outcome in work.run(lambda wait: next(windows, None), lambda: bool(seen)):
@@ -89,6 +89,30 @@ def test_scores_are_the_same_where_a_call_that_is_sent_ahead_finds_no_memory(ref
     assert_scores_are_naive(build("llama"), asked, [o for o in scored_with(Scorer(of), asked) if isinstance(o, Scored)])
     assert network.refused
     assert network.held == 0
+
+
+def test_a_batch_whose_scores_are_unread_is_not_blamed_where_the_next_call_finds_no_memory(monkeypatch: pytest.MonkeyPatch):
+    calls: list[int] = []
+    send = whole_calls._send  # pyright: ignore[reportPrivateUsage]
+
+    def sending(*given: Any) -> Any:
+        calls.append(1)
+        if len(calls) % 2 == 0:  # each call that is sent ahead
+            raise RuntimeError(MESSAGE)
+        return send(*given)
+
+    monkeypatch.setattr(whole_calls, "_send", sending)
+    of, asked = setup("llama", rows=1, tokens=64, right_padded=True), documents(prompts_of((30, 40, 50, 60)))
+    work = Scorer(of)
+    outcomes = [o for o in scored_with(work, asked) if isinstance(o, Scored)]
+    assert_scores_are_naive(build("llama"), asked, outcomes)
+    assert len(calls) == 7  # four batches, three of which were to be sent ahead
+
+
+def test_where_pads_change_logprobs_no_call_is_padded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(whole_calls, "_send", lambda *_: pytest.fail("a call with pads"))
+    asked = documents(TEXTS)
+    assert_scores_are_naive(build("llama"), asked, scored(few(setup("llama", right_padded=False)), asked))
 
 
 class _Body(Head):
