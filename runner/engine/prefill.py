@@ -117,8 +117,7 @@ def prefill_by_calls(setup: Setup, requests: list[Request], prefixes: Sequence[C
     pairs = zip(requests, prefixes or [None] * len(requests), strict=True)
     rows = [_PrefillRow(request.prompt.ids, len(request.prompt.ids) - 1, prefix, request) for request, prefix in pairs]
     lengths, starts = [len(row) for row in rows], [row.start for row in rows]
-    way = {"padded": setup.features.padded, "ragged": setup.features.ragged, "static": setup.static}
-    calls = prefill_calls(lengths, starts, **way, call_tokens=setup.limits.call_tokens)
+    calls = row_calls(setup, lengths, starts)
     if len(calls) == 1:
         return (yield from _prefill_together(setup, rows))
     parts: list[Prefilled] = []
@@ -227,6 +226,12 @@ def _prefix_echoes(setup: Setup, rows: list[_PrefillRow]) -> list[list[Scores]]:
         for at, (i, _) in enumerate(last):
             echoes[i].append(scores[at : at + 1])
     return echoes
+
+
+def row_calls(setup: Setup, lengths: Sequence[int], starts: Sequence[int]) -> list[list[int]]:
+    """Returns the rows of each call that prefills rows of these ``lengths`` behind their ``starts``: see ``prefill_calls``."""
+    features, call_tokens = setup.features, setup.limits.call_tokens
+    return prefill_calls(lengths, starts, padded=features.padded, ragged=features.ragged, static=setup.static, call_tokens=call_tokens)
 
 
 def call_widths(setup: Setup, rows: int, width: int) -> Iterator[int]:

@@ -10,13 +10,13 @@ from heapq import heappop, heappush
 from typing import Self
 
 from ..core.requests import PoolRequest, Request, Sample, ScoreRequest
-from ..engine.prefill import ByCalls, Resumable, call_widths
+from ..engine.prefill import ByCalls, Resumable, call_widths, row_calls
 from ..engine.setup import Setup
 from ..pool_engine.pooler import pooling_batches
 from ..scheduler.admission import joining_rows, may_join
 from ..scheduler.limits import Limits, Load
 from ..scheduler.pool_batches import owned_inputs
-from ..scheduler.prefill_calls import call_width, prefill_calls
+from ..scheduler.prefill_calls import call_width
 from ..scheduler.prefix_tree import Segment, bucket_length, forest, passage_input
 from ..scheduler.prompt_prefixes import arrangement
 from ..scheduler.request_queue import Arrange, RequestQueue, SharedPrefix
@@ -140,9 +140,8 @@ class _DecodingBatch:
             yield from call_widths(setup, 1, prefix.own_tokens)
         starts = [len(prefix.ids) if prefix else 0 for prefix in prefixes]
         lengths = [len(request.prompt.ids) - 1 - start for request, start in zip(requests, starts, strict=True)]
-        features, padded = setup.features, 0
-        way = {"padded": features.padded, "ragged": features.ragged, "static": setup.static}
-        for call in prefill_calls(lengths, starts, **way, call_tokens=setup.limits.call_tokens):
+        padded = 0
+        for call in row_calls(setup, lengths, starts):
             width = call_width([lengths[row] for row in call])
             padded += len(call) * width
             for tokens in call_widths(setup, len(call), width):

@@ -57,9 +57,8 @@ def read_scores(
             return fused[back], None
     rows = max(rows // TILES * TILES, min(rows, TILES))
     if ahead_of_host:
-        return _sent_scores(networks[0], states[0], at, targets, logit_memory.lean_rows(rows, states[0].dtype.size), wanted, meanwhile)[
-            back
-        ], None
+        rows = logit_memory.lean_rows(rows, states[0].dtype.size)
+        return _sent_scores(networks[0], states[0], at, targets, rows, wanted, meanwhile)[back], None
     chunks = _chunks(len(at), rows)
     scores: list[Scores] = []
     divergences: list[Divergence] = []
@@ -91,7 +90,7 @@ def _sent_scores(
 ) -> Scores:
     """Returns ``read_scores`` of one network by ``logprobs.fused``. Two chunks' logits are in memory.
 
-    What goes to the device is one array, and so is what comes back: on CUDA the memory for each may take a wait for the device.
+    One array goes to the device, and one comes back for each figure: on CUDA the memory for each may take a wait for the device.
     """
     told, parts = mx.array(np.stack([at, targets]).astype(np.int32)), list[tuple[mx.array, mx.array]]()
     for chunk in _chunks(len(at), rows):
