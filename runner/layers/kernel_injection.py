@@ -9,7 +9,7 @@ files stay right. Substitutes have no gradients: they serve inference alone.
 
 import logging
 import sys
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from types import ModuleType
@@ -25,27 +25,23 @@ from mlx_lm.models import gated_delta as mlx_gated_delta
 from mlx_lm.models import ssm as mlx_ssm
 from mlx_lm.models.switch_layers import SwitchLinear
 from mlx_lm.utils import get_total_parameters
-from numpy.typing import NDArray
 
 from ...kernels import attention, elementwise, linear, native
 from ...kernels.backend import device_name
-from ..core.errors import first_line
 from ..patched_layers.call_context import context_of
 from ..patched_layers.cpu_layers import FastLinear, FastSwitchLinear, run_kernel
 from ..patched_layers.cpu_recurrent import fast_gated_delta, fast_state_space
 from ..patched_layers.cuda_attention import attend_on_cuda
+from ..patched_layers.joined_projections import has_joined, join_projections, separate_projections
 from ..patched_layers.layer_patching import patch_layers, patch_quantized_layers, unpatch_layers
-from .kv_cache import make_caches
 from .network import Network
+from .trial_calls import LENGTHS, WAYS, disagreement, run_alone, run_one_by_one, tried_calls
 
 log = logging.getLogger("mlx_bulk")
 
 CAPPED: Callable[..., mx.array] = gear._softcap_attention  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType]
 MODELS = "mlx_lm.models."
-# Largest difference allowed, as a share of the logits' spread: rounding moves them by 1e-5 of it, a wrong mask by a tenth.
-TOLERANCE = 1e-3
-LENGTHS = (24, 7)  # tokens of the trial's rows
-_Way = Callable[[Network, list[NDArray[np.int32]]], mx.array]
+CALLED = 6  # tokens of a call that nobody evaluates
 SHARE = 0.25  # of a model's memory, which weights and packed weights may take together
 WORK = 1e11  # parameters x tokens that a trial beyond a sliding window may take: about a second
 functions_used: set[str] = set()  # kernels called by the functions below since it was cleared; no single network owns these functions
@@ -119,28 +115,28 @@ def substitute(network: Any, vocabulary: int, window: int | None, packs: bool = 
     """
     if device_name() == "cuda":
         _put(network, vocabulary)
-        return ("attention",)
+        return ("attention", "joined projections") if has_joined(network) else ("attention",)
     if not linear.numpy_serves() and native.library() is None:
         return ()
     _put_back_but_quantized(network, vocabulary)
     lengths = [LENGTHS] if window is None or (window + 8) * get_total_parameters(network) > WORK else [LENGTHS, (window + 8, window - 1)]
-    truth = [_tried(network, vocabulary, pair) for pair in lengths]
+    truth = [tried_calls(network, vocabulary, pair) for pair in lengths]
     _put(network, vocabulary, packs)
     context = context_of(network)
     for used in (context.used, functions_used):
         used.clear()
-    results = [_tried(network, vocabulary, pair) for pair in lengths]
+    results = [tried_calls(network, vocabulary, pair) for pair in lengths]
     names = context.used | functions_used
-    reason = _disagreement(truth, results)
+    reason = disagreement(truth, results)
     if reason is not None:  # mlx-lm's own batches are wrong for some models, where ours may be right
         _put_back_but_quantized(network, vocabulary)
-        rows_alone = [_tried(network, vocabulary, pair, [_alone, _one_by_one]) for pair in lengths]
+        rows_alone = [tried_calls(network, vocabulary, pair, [run_alone, run_one_by_one]) for pair in lengths]
         _put(network, vocabulary, packs)
-        if _disagreement(rows_alone, results) is None:
+        if disagreement(rows_alone, results) is None:
             truth, reason = rows_alone, None
     if reason is None and "block" in names:
         with context_of(network).layer_by_layer():
-            reason = _disagreement([part[1:] for part in truth[:1]], [_tried(network, vocabulary, lengths[0], _WAYS[1:])])
+            reason = disagreement([part[1:] for part in truth[:1]], [tried_calls(network, vocabulary, lengths[0], WAYS[1:])])
     if reason is None:
         return tuple(sorted(names | context_of(network).used | functions_used))
     _put_back_but_quantized(network, vocabulary)
@@ -167,6 +163,7 @@ def packing_bytes(network: Any, memory: int, vocabulary: int) -> int:
 def restore(network: Any) -> None:
     """Puts the originals back in the network's layers and in the model files that define them."""
     _swap(_files(network), [*_OURS, attend_on_cuda], [*_ORIGINALS, base.scaled_dot_product_attention])
+    separate_projections(network)
     unpatch_layers(network)
 
 
@@ -179,6 +176,7 @@ def _put_back_but_quantized(network: Any, vocabulary: int) -> None:
 def _put(network: Any, vocabulary: int, packs: bool = False) -> None:
     if device_name() == "cuda":
         _swap(_files(network), [base.scaled_dot_product_attention], [attend_on_cuda])
+        join_projections(network, lambda: run_alone(Network(network), [np.zeros(CALLED, np.int32)]))
         return
     _swap(_files(network), _ORIGINALS, _OURS)
     patch_layers(network, vocabulary)
@@ -226,74 +224,3 @@ def _swap(files: list[ModuleType], old: list[Any], new: list[Any]) -> None:
             for before, after in zip(old, new, strict=True):
                 if value is before:
                     setattr(file, name, after)
-
-
-def _disagreement(truth: list[list[NDArray[np.float32] | str]], results: list[list[NDArray[np.float32] | str]]) -> str | None:
-    """Says what is wrong with the ``results``, or None. A call that crashes without the substitutes proves nothing."""
-    for right, ours in zip([x for part in truth for x in part], [x for part in results for x in part], strict=True):
-        if isinstance(right, str):
-            continue
-        if isinstance(ours, str):
-            return f"the model crashes ({ours})"
-        never = np.isneginf(right)  # some models give it to ids that no token has
-        if not np.array_equal(never, np.isneginf(ours)):
-            return "other logits are -inf"
-        allowed, gap = TOLERANCE * max(float(right[~never].std()), 1e-3), float(np.abs(right[~never] - ours[~never]).max())
-        if not gap <= allowed:
-            return f"logits move by {gap:.2g} (allowed {allowed:.2g})"
-    return None
-
-
-def _tried(network: Any, vocabulary: int, lengths: tuple[int, int], ways: Sequence[_Way] | None = None) -> list[NDArray[np.float32] | str]:
-    """Returns the logits of each way in which a run calls the network, or the message of its crash.
-
-    A call of few tokens takes as long as reading all weights, so the number of calls is the cost of a trial. Calls without caches are
-    tried elsewhere (``scoring_check``).
-    """
-    rng = np.random.default_rng(2)
-    rows = [rng.integers(0, vocabulary, n).astype(np.int32) for n in lengths]
-    return [_result(way, Network(network), rows) for way in ways or _WAYS]
-
-
-def _result(way: _Way, network: Network, rows: list[NDArray[np.int32]]) -> NDArray[np.float32] | str:
-    try:
-        return np.array(way(network, rows).astype(mx.float32))
-    except Exception as error:  # a model file may fail in any way
-        return first_line(error, None)
-
-
-def _alone(network: Network, rows: list[NDArray[np.int32]]) -> mx.array:
-    """Runs a long call, another on top of it, and a decode step."""
-    caches = make_caches(network.model, 1, padded=False)
-    parts = [network(mx.array(part)[None], caches)[:, -3:] for part in (rows[0][:-4], rows[0][-4:-1], rows[0][-1:])]
-    return mx.concatenate(parts, axis=1)
-
-
-def _in_a_batch(network: Network, rows: list[NDArray[np.int32]]) -> mx.array:
-    """Runs rows of different lengths, padded on the right, and a decode step."""
-    width, lengths = len(rows[0]) - 1, [len(row) - 1 for row in rows]
-    tokens = np.stack([np.pad(row[:-1], (0, width - len(row) + 1)) for row in rows])
-    caches = make_caches(network.model, len(rows), padded=True)
-    for cache in caches:
-        cache.prepare(lengths=lengths, right_padding=[width - n for n in lengths])
-    first = network(mx.array(tokens), caches, lengths=lengths)
-    mx.eval(first)
-    for cache in caches:
-        cache.finalize()
-    last = network(mx.array(np.stack([row[-1:] for row in rows])), caches)
-    seen = [first[row, n - 1] for row, n in enumerate(lengths)]
-    return mx.stack([*seen, *last[:, 0]])
-
-
-def _one_by_one(network: Network, rows: list[NDArray[np.int32]]) -> mx.array:
-    """Returns the logits that ``_in_a_batch`` asks for, of each row alone."""
-    seen: list[mx.array] = []
-    last: list[mx.array] = []
-    for row in rows:
-        caches = make_caches(network.model, 1, padded=False)
-        seen.append(network(mx.array(row[:-1])[None], caches)[0, -1])
-        last.append(network(mx.array(row[-1:])[None], caches)[0, -1])
-    return mx.stack([*seen, *last])
-
-
-_WAYS: Sequence[_Way] = (_alone, _in_a_batch)

@@ -20,7 +20,7 @@ from ...configs.visible import visible
 from ...kernels import backend, native
 from ..core.errors import DataError, ModelError, RunEnded, first_line, is_out_of_memory
 from ..core.images import PromptImage
-from ..layers.kernel_injection import TOLERANCE
+from ..layers.trial_calls import TOLERANCE
 from ..patched_layers.layer_patching import patch_layers, unpatch_layers
 from .features import ImageFeatures
 from .text_networks import text_weights
