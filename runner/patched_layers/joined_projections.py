@@ -1,10 +1,10 @@
 """Projections of the same input as one product, for CUDA.
 
 mlx 0.32 asks cuBLAS for the best way to compute a product each time that it sends one. With few rows this takes longer than the product:
-most of a step of 64 rows on an H200. A decoder block has seven of them. The projections to queries, keys and values read the same input, and so do those of a gated
-MLP. Of such a group the first one called computes all, and the others take their part. No model file is changed: a part is taken by
-whoever calls with the same array. Calls of many tokens, whose products take longer than sending them, stay apart: parts lie with gaps
-between their rows, and what reads them may copy them first.
+most of a step of 64 rows on an H200. A decoder block has seven of them. The projections to queries, keys and values read the same input,
+and so do those of a gated MLP. Of such a group the first one called computes all, and the others take their part. No model file is
+changed: a part is taken by whoever calls with the same array. Calls of many tokens, whose products take longer than sending them, stay
+apart: parts lie with gaps between their rows, and what reads them may copy them first.
 
 The weights of a group lie one behind the other, and each projection's own weight is a view of them. Where a projection has another weight
 by now (a policy's update, say), it computes its own product.
