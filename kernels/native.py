@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from . import backend
 from .cpu.compilation import Build, build_key, compiler_message, processor_key, shared_library
-from .cpu.vector_units import GENERIC, compiler_options, generic
+from .cpu.vector_units import GENERIC, compiler_options, generic, lacking
 from .cuda import attention as cuda_attention
 
 log = logging.getLogger("mlx_bulk")
@@ -110,6 +110,8 @@ def library() -> Any:
     found.packed_size.argtypes, found.packed_size.restype = [ctypes.c_int64, ctypes.c_int64], ctypes.c_int64
     found.lie.argtypes = [_MAYBE, _MAYBE, _INT]
     found.start(max(1, backend.threads()))
+    if (said := lacking()) is not None:
+        log.warning("%s", said)
     return found
 
 

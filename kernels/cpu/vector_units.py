@@ -8,17 +8,20 @@ import os
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 VARIABLE = "MLX_BULK_CPU"
 GENERIC = "generic"
+CPU_INFO = Path("/proc/cpuinfo")
 
 
 @dataclass(slots=True, frozen=True)
 class Units:
-    """g++'s options that leave out all wider units, and environment variables that limit a BLAS alike."""
+    """g++'s options that leave out all wider units, environment variables that limit a BLAS alike, and Linux's name for the units."""
 
     options: tuple[str, ...]
     blas: dict[str, str]
+    flag: str
 
 
 _NO_TILES = ("-mno-amx-tile", "-mno-amx-bf16", "-mno-amx-int8")
@@ -26,9 +29,9 @@ _NO_TILES = ("-mno-amx-tile", "-mno-amx-bf16", "-mno-amx-int8")
 # A row's bits would then depend on how many rows there are.
 _ALL_FMA = ("--param=avoid-fma-max-bits=0",)
 UNITS = {
-    "avx2": Units((*_NO_TILES, "-mno-avx512f"), {"OPENBLAS_CORETYPE": "Haswell", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}),
-    "avx512": Units(_NO_TILES, {"MKL_ENABLE_INSTRUCTIONS": "AVX512"}),
-    "amx": Units((), {}),
+    "avx2": Units((*_NO_TILES, "-mno-avx512f"), {"OPENBLAS_CORETYPE": "Haswell", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}, "avx2"),
+    "avx512": Units(_NO_TILES, {"MKL_ENABLE_INSTRUCTIONS": "AVX512"}, "avx512f"),
+    "amx": Units((), {}, "amx_bf16"),
 }
 
 
@@ -54,6 +57,25 @@ def heeds(wish: str) -> bool:
 def generic() -> bool:
     """Returns True when a CPU shall compute by mlx's operations alone, as a GPU does."""
     return os.environ.get(VARIABLE) == GENERIC
+
+
+def lacking() -> str | None:
+    """Says which units the variable names that this processor does not have; None where it has them, or Linux does not say."""
+    wish = os.environ.get(VARIABLE, "")
+    has = _present()
+    if wish not in UNITS or not has or wish in has:
+        return None
+    return f"{VARIABLE}={wish}: this processor has no such units; the kernels and the BLAS use the widest that it has, {has[-1]}"
+
+
+def _present() -> list[str]:
+    """Returns the names of this processor's units, the narrowest first; none where Linux does not say."""
+    try:
+        lines = CPU_INFO.read_text().splitlines()
+    except OSError:
+        return []
+    flags = next((line.split(":", 1)[1].split() for line in lines if line.startswith("flags")), [])
+    return [name for name, units in UNITS.items() if units.flag in flags]
 
 
 def limit_blas() -> None:

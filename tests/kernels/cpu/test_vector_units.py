@@ -87,6 +87,29 @@ def test_a_wrong_name_is_refused_with_the_right_ones(monkeypatch: pytest.MonkeyP
         backend.load_mlx()
 
 
+@pytest.mark.parametrize(
+    ("flags", "wish", "widest"),
+    [
+        ("avx2 avx512f", "amx", "avx512"),
+        ("avx2", "avx512", "avx2"),
+        ("avx2 avx512f", "avx2", None),
+        ("avx2 avx512f", "", None),
+        ("avx2", "generic", None),
+        (None, "amx", None),
+    ],
+)
+def test_units_that_the_processor_lacks_are_told_of(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: str | None, wish: str, widest: str | None
+):
+    cpuinfo = tmp_path / "cpuinfo"
+    if flags is not None:
+        cpuinfo.write_text(f"processor\t: 0\nflags\t\t: fpu {flags} sse\n")
+    monkeypatch.setattr(vector_units, "CPU_INFO", cpuinfo)
+    monkeypatch.setenv("MLX_BULK_CPU", wish)
+    told = f"MLX_BULK_CPU={wish}: this processor has no such units; the kernels and the BLAS use the widest that it has, {widest}"
+    assert vector_units.lacking() == (told if widest else None)
+
+
 def test_other_processors_get_no_option_of_x86(monkeypatch: pytest.MonkeyPatch):
     """g++ for aarch64 refuses them, and nothing would be compiled."""
     monkeypatch.setattr(vector_units.platform, "machine", lambda: "aarch64")
