@@ -61,7 +61,11 @@ struct Block {
       for (long row = 0; row < b; row++) std::copy_n(x + row * t * d, (from[row + 1] - from[row]) * d, in + from[row] * d);
     const float* tokens = whole ? x : in;
     float *queries = spare(PROJECTED, rows * inner), *attended = spare(ATTENDED, rows * inner);
-    for (long at = 0; at < rows; at += AT_ONCE) project(tokens, at, std::min(AT_ONCE, rows - at), queries, from, angles);
+    bool apart = in_chunks(rows);
+    if (apart)
+      each_chunk(rows, [&](long first, long some) { project_chunk(tokens, first, some, queries, from, angles); });
+    else
+      for (long at = 0; at < rows; at += AT_ONCE) project(tokens, at, std::min(AT_ONCE, rows - at), queries, from, angles);
     Attention a{};
     a.q = queries, a.out = attended, a.mask = mask;
     a.b = b, a.h = heads, a.t = t, a.d = width, a.kv = kv, a.length = longest, a.e = width;
@@ -71,7 +75,10 @@ struct Block {
     std::copy(ms, ms + 4, a.ms);
     a.scale = scale, a.cap = cap, a.kind = (Mask)kind;
     a.run();
-    for (long at = 0; at < rows; at += AT_ONCE) feed_forward(tokens, at, std::min(AT_ONCE, rows - at), attended, made);
+    if (apart)
+      each_chunk(rows, [&](long first, long some) { feed_chunk(tokens + first * d, some, attended + first * inner, made + first * d); });
+    else
+      for (long at = 0; at < rows; at += AT_ONCE) feed_forward(tokens, at, std::min(AT_ONCE, rows - at), attended, made);
     if (!whole) spread(from, made);
   }
 
@@ -123,19 +130,97 @@ struct Block {
     }
     long apart = joined ? all : inner, apart_kv = joined ? all : inner_kv;  // from one token to the next
     pool::run(rows, [&](long i) {
-      long row = std::upper_bound(from.begin(), from.end(), first + i) - from.begin() - 1, at = first + i - from[row];
-      long angle = ((angles && count == 1 ? 0 : row * t) + at) * half;
-      const float *c = (angles ? angles->cosines.data() : cosines) + angle, *s = (angles ? angles->sines.data() : sines) + angle;
-      float *query = new_queries + i * apart, *key = new_keys + i * apart_kv, *value = new_values + i * apart_kv;
-      norm_heads(query, heads, q_norm, q_eps), norm_heads(key, kv, k_norm, k_eps);
-      for (long head = 0; head < heads; head++)
-        rotate_row(query + head * width, c, s, half, width, neighbours, queries + (first + i) * inner + head * width);
-      for (long head = 0; head < kv; head++) {
-        long place = (head * rooms[row] + used[row] + at) * width;
-        rotate_row(key + head * width, c, s, half, width, neighbours, keys[row] + place);
-        std::copy_n(value + head * width, width, values[row] + place);
-      }
+      put(first + i, new_queries + i * apart, new_keys + i * apart_kv, new_values + i * apart_kv, queries, from, angles);
     });
+  }
+
+  // Norms and turns a token's query and key, and copies them to `queries` and to its row's cache, as it does its value.
+  void put(long token, float* query, float* key, const float* value, float* queries, const std::vector<int64_t>& from,
+           const Angles* angles) const {
+    long row = std::upper_bound(from.begin(), from.end(), token) - from.begin() - 1, at = token - from[row];
+    long angle = ((angles && count == 1 ? 0 : row * t) + at) * half;
+    const float *c = (angles ? angles->cosines.data() : cosines) + angle, *s = (angles ? angles->sines.data() : sines) + angle;
+    norm_heads(query, heads, q_norm, q_eps), norm_heads(key, kv, k_norm, k_eps);
+    for (long head = 0; head < heads; head++)
+      rotate_row(query + head * width, c, s, half, width, neighbours, queries + (token * heads + head) * width);
+    for (long head = 0; head < kv; head++) {
+      long place = (head * rooms[row] + used[row] + at) * width;
+      rotate_row(key + head * width, c, s, half, width, neighbours, keys[row] + place);
+      std::copy_n(value + head * width, width, values[row] + place);
+    }
+  }
+
+  // Tokens of a chunk, so that what is computed of them stays in the second cache.
+  long chunk() const {
+    constexpr long NUMBERS = 192 * 1024, MOST = 96;
+    return std::min(MOST, NUMBERS / (2 * d + 2 * Packed::DEPTH));
+  }
+
+  // Whether each thread takes chunks of the tokens and computes all of the block for them but attention. Nothing then waits for another
+  // thread between two products, and the hidden layer stays in the thread's second cache. The weights are read once for each chunk, so
+  // this is for many tokens, and for networks that are not too wide. It takes packed weights, and gives the same bits.
+  bool in_chunks(long rows) const {
+    constexpr long FEWEST = 64;
+    for (Projection one : {Q, K, V, O, GATED, UPPER, DOWN}) {
+      bool joined = one == K || one == V ? joined_qkv : one == UPPER && joined_mlp, missing = one >= GATED && !hidden;
+      if (!joined && !missing && !packed[one]) return false;
+    }
+    return rows >= pool::threads() * FEWEST && chunk() >= FEWEST;
+  }
+
+  // Calls f(first, tokens) for some tokens at a time, in all threads.
+  template <typename F>
+  void each_chunk(long rows, F f) const {
+    long at_once = pool::threads() * chunk(), chunks = (rows + at_once - 1) / at_once * pool::threads();
+    long each = ((rows + chunks - 1) / chunks + PANEL_ROWS - 1) / PANEL_ROWS * PANEL_ROWS;
+    pool::run((rows + each - 1) / each, [&](long i) { f(i * each, std::min(each, rows - i * each)); });
+  }
+
+  // Returns `rows` tokens as attention or the MLP gets them, dense.
+  const float* chunk_before(const float* tokens, long rows, const float* weight, float by) const {
+    if (!weight) return tokens;
+    float* in = spare(INPUT, rows * d);
+    for (long i = 0; i < rows; i++) norm_row(tokens + i * d, weight, d, by, in + i * d, norm_more);
+    return in;
+  }
+
+  // `project` for a chunk.
+  void project_chunk(const float* tokens, long first, long rows, float* queries, const std::vector<int64_t>& from, const Angles* angles) const {
+    long inner = heads * width, inner_kv = kv * width, all = inner + 2 * inner_kv;
+    const float* in = chunk_before(tokens + first * d, rows, norm, eps);
+    float *query = spare(NEW_KEYS, rows * all), *key = query + inner, *value = key + inner_kv;  // a token's lie one behind the other
+    if (joined_qkv) {
+      Packed{packed[Q], all, d}.outputs(rows, in, d, 0, all, query, all);
+    } else {
+      Packed{packed[Q], inner, d}.outputs(rows, in, d, 0, inner, query, all);
+      Packed{packed[K], inner_kv, d}.outputs(rows, in, d, 0, inner_kv, key, all);
+      Packed{packed[V], inner_kv, d}.outputs(rows, in, d, 0, inner_kv, value, all);
+    }
+    for (long i = 0; i < rows; i++) put(first + i, query + i * all, key + i * all, value + i * all, queries, from, angles);
+  }
+
+  // `feed_forward` for a chunk of tokens.
+  void feed_chunk(const float* tokens, long rows, const float* attended, float* made) const {
+    long inner = heads * width;
+    float* middle = hidden ? spare(HIDDEN, rows * d) : made;
+    Packed{packed[O], d, inner}.outputs(rows, attended, inner, 0, d, middle, d);
+    for (long i = 0; i < rows; i++) add_behind(tokens + i * d, post_norm, post_eps, middle + i * d);
+    if (!hidden) return;
+    const float* in = chunk_before(middle, rows, second_norm, second_eps);
+    constexpr long DEPTH = Packed::DEPTH, LD = DEPTH + PANEL;
+    long outputs = joined_mlp ? 2 * hidden : hidden, behind = joined_mlp ? hidden : 0;
+    const float* uppers = packed[joined_mlp ? GATED : UPPER];
+    float *gated = spare(GATE, rows * LD), *upper = spare(UP, rows * LD);
+    for (long k = 0; k < hidden; k += DEPTH) {  // the hidden layer is never stored as a whole
+      long end = std::min(k + DEPTH, hidden), before_up = (behind + k) % PANEL;  // a product begins and ends with a panel
+      auto panels = [&](long n) { return std::min((n + PANEL - 1) / PANEL * PANEL, outputs); };
+      Packed{packed[GATED], outputs, d}.outputs(rows, in, d, k, panels(end), gated, LD);
+      Packed{uppers, outputs, d}.outputs(rows, in, d, behind + k - before_up, panels(behind + end), upper, LD);
+      for (long i = 0; i < rows; i++)
+        activate((Activation)activation, gated + i * LD, upper + i * LD + before_up, end - k, gated + i * LD);
+      Packed{packed[DOWN], d, hidden}.block(rows, gated, LD, k, 0, d, made, d, k > 0);
+    }
+    for (long i = 0; i < rows; i++) add_behind(middle + i * d, second_post_norm, second_post_eps, made + i * d);
   }
 
   // Computes the rest of the block after attention, for some tokens.
@@ -143,7 +228,7 @@ struct Block {
     long inner = heads * width;
     float *last = made + first * d, *middle = hidden ? spare(HIDDEN, rows * d) : last;
     const float* in = tokens + first * d;
-    multiply(rows, inner, [&](long row, float*) { return attended + (first + row) * inner; },
+    multiply(rows, inner, attended + first * inner,
              {{o, d, middle, d, o_bias, adds_alone(post_norm) ? in : nullptr, of(O), packed[O]}}, few());
     behind(rows, in, post_norm, post_eps, middle);
     if (!hidden) return;
@@ -164,14 +249,20 @@ struct Block {
   // Whether attention's or the MLP's results are added as they are, so that their last product adds what came in.
   bool adds_alone(const float* weight) const { return !weight && residual == 1; }
 
-  // made = in + what was made, after its norm and times `residual`
+  // made = in + what was made, after its norm and times `residual`, where the last product has not added `in`
   void behind(long rows, const float* in, const float* weight, float by, float* made) const {
     if (adds_alone(weight)) return;
-    pool::run(rows, [&](long row) {
-      float* to = made + row * d;
-      if (weight) norm_row(to, weight, d, by, to, norm_more);
-      add_row(in + row * d, to, residual, d, to);
-    });
+    pool::run(rows, [&](long row) { add_behind(in + row * d, weight, by, made + row * d); });
+  }
+
+  // The same for one row.
+  void add_behind(const float* in, const float* weight, float by, float* made) const {
+    if (adds_alone(weight)) {
+      for (long i = 0; i < d; i++) made[i] += in[i];
+      return;
+    }
+    if (weight) norm_row(made, weight, d, by, made, norm_more);
+    add_row(in, made, residual, d, made);
   }
 
   void norm_heads(float* row, long count, const float* weight, float by) const {

@@ -30,9 +30,7 @@ struct Gated {
       multiply(m, depth, of, {{gate, hidden, gated, hidden, gate_bias, nullptr, quantized_gate, packed_gate},
                               {up, hidden, upper, hidden, up_bias, nullptr, quantized_up, packed_up}}, few);
     auto active = [&](long row, float* room) {
-      const float *g = gated + row * apart, *u = upper + row * apart;
-      if (activation == SILU) each_of(g, u, hidden, room, swiglu_of);
-      else each_of(g, u, hidden, room, [this](V x, V y) { return active_of(activation, x) * y; });
+      activate(activation, gated + row * apart, upper + row * apart, hidden, room);
       return room;
     };
     multiply(m, hidden, active, {down}, few);

@@ -79,9 +79,8 @@ int linear(PyObject* x, PyObject* weight, PyObject* bias, PyObject* out, const f
   Arrays arrays({x, weight, out, bias});
   if (!arrays.held) return -1;
   long n = arrays.size(1, 0), k = arrays.size(1, 1), m = arrays.elements(0) / k;
-  const float* a = arrays.data(0);
   Target target{arrays.data(1), n, arrays.data(2), n, arrays.data(3), nullptr, nullptr, packed};
-  multiply(m, k, [&](long row, float*) { return a + row * k; }, {target}, m <= FEW_ROWS);
+  multiply(m, k, arrays.data(0), {target}, m <= FEW_ROWS);
   return 0;
 } catch (...) {
   return -2;
@@ -93,9 +92,8 @@ int quantized_linear(PyObject* x, PyObject* words, PyObject* scales, PyObject* b
   if (!arrays.held) return -1;
   Quantized w = quantized_of(arrays, bits);
   long n = arrays.size(1, 0), m = arrays.elements(0) / w.depth;
-  const float* a = arrays.data(0);
   Target target{nullptr, n, arrays.data(4), n, arrays.data(5), nullptr, &w};
-  multiply(m, w.depth, [&](long row, float*) { return a + row * w.depth; }, {target}, m <= FEW_ROWS);
+  multiply(m, w.depth, arrays.data(0), {target}, m <= FEW_ROWS);
   return 0;
 } catch (...) {
   return -2;

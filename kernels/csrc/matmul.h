@@ -31,10 +31,11 @@ struct Columns {
   long from(long part) const { return std::min(n, (part * (blocks / number) + std::min(part, blocks % number)) * width); }
 };
 
+constexpr long MANY_ROWS = 192;  // at a time: with depths of some thousands they lie in the second cache
+
 // Calls f(x, row, rows) for MANY_ROWS rows at a time at most, from `row` on; x [rows, depth] lies in the second cache.
 template <typename F>
 void each_gathered(long m, long depth, const RowOf& of, F f) {
-  constexpr long MANY_ROWS = 192;
   float* x = spare(INPUT, std::min(m, MANY_ROWS) * depth);
   for (long row = 0; row < m; row += MANY_ROWS) {
     long rows = std::min(MANY_ROWS, m - row);
@@ -47,20 +48,19 @@ void each_gathered(long m, long depth, const RowOf& of, F f) {
   }
 }
 
-void multiply_in_vectors(long m, long depth, const RowOf& of, std::initializer_list<Target> targets, bool few) {
-  each_gathered(m, depth, of, [&](const float* x, long first, long rows) {
-    for (Target target : targets) {
-      target.c += first * target.ldc;
-      if (target.plus) target.plus += first * target.ldc;
-      Columns columns(target.n, PANEL, PANELS_A_PART);
-      pool::run(columns.number, [&](long part) {
-        long from = columns.from(part), end = columns.from(part + 1);
-        columns_in_vectors(rows, x, depth, target, from, end, target.c + from, target.ldc, few);
-        for (long row = 0; target.plus && row < rows; row++)
-          for (long i = row * target.ldc + from; i < row * target.ldc + end; i++) target.c[i] += target.plus[i];
-      });
-    }
-  });
+// Computes the targets' rows from `first` on, of x [rows, depth].
+void multiply_gathered(const float* x, long first, long rows, long depth, std::initializer_list<Target> targets, bool few) {
+  for (Target target : targets) {
+    target.c += first * target.ldc;
+    if (target.plus) target.plus += first * target.ldc;
+    Columns columns(target.n, PANEL, PANELS_A_PART);
+    pool::run(columns.number, [&](long part) {
+      long from = columns.from(part), end = columns.from(part + 1);
+      columns_in_vectors(rows, x, depth, target, from, end, target.c + from, target.ldc, few);
+      for (long row = 0; target.plus && row < rows; row++)
+        for (long i = row * target.ldc + from; i < row * target.ldc + end; i++) target.c[i] += target.plus[i];
+    });
+  }
 }
 
 #if TILES
@@ -98,14 +98,30 @@ void multiply_in_tiles(long m, long depth, const RowOf& of, std::initializer_lis
 }
 #endif
 
+// Whether tiles compute these products. Quantized weights are multiplied in vectors.
+bool in_tiles(std::initializer_list<Target> targets) {
+#if TILES
+  return tiles_allowed() && std::none_of(targets.begin(), targets.end(), [](const Target& target) { return target.quantized; });
+#else
+  return false;
+#endif
+}
+
 // Computes each target's c = x wᵀ + bias + plus for m rows of x [m, depth]. A row's bits do not depend on the other rows. Without tiles
-// they depend on `few`, and those of quantized weights do not. Quantized weights are multiplied in vectors.
+// they depend on `few`, and those of quantized weights do not.
 void multiply(long m, long depth, const RowOf& of, std::initializer_list<Target> targets, bool few) {
 #if TILES
-  bool quantized = std::any_of(targets.begin(), targets.end(), [](const Target& target) { return target.quantized; });
-  if (tiles_allowed() && !quantized) return multiply_in_tiles(m, depth, of, targets);
+  if (in_tiles(targets)) return multiply_in_tiles(m, depth, of, targets);
 #endif
-  multiply_in_vectors(m, depth, of, targets, few);
+  each_gathered(m, depth, of, [&](const float* x, long first, long rows) { multiply_gathered(x, first, rows, depth, targets, few); });
+}
+
+// The same for rows that lie one behind the other: they are read where they are.
+void multiply(long m, long depth, const float* x, std::initializer_list<Target> targets, bool few) {
+#if TILES
+  if (in_tiles(targets)) return multiply_in_tiles(m, depth, [&](long row, float*) { return x + row * depth; }, targets);
+#endif
+  for (long row = 0; row < m; row += MANY_ROWS) multiply_gathered(x + row * depth, row, std::min(MANY_ROWS, m - row), depth, targets, few);
 }
 
 }  // namespace

@@ -140,4 +140,10 @@ inline V active_of(Activation activation, V x) {
   return activation == SILU ? over_one_and_exp(x, x) : x < 0.0f ? V{} : x;
 }
 
+// to = f(gate) * x, of n numbers; `to` may be one of them
+inline void activate(Activation f, const float* gate, const float* x, long n, float* to) {
+  if (f == SILU) each_of(gate, x, n, to, swiglu_of);
+  else each_of(gate, x, n, to, [f](V a, V b) { return active_of(f, a) * b; });
+}
+
 }  // namespace
