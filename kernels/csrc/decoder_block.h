@@ -161,6 +161,9 @@ struct Block {
   // this is for many tokens, and for networks that are not too wide. It takes packed weights, and gives the same bits.
   bool in_chunks(long rows) const {
     constexpr long FEWEST = 64;
+#if TILES
+    if (tiles_allowed()) return false;
+#endif
     for (Projection one : {Q, K, V, O, GATED, UPPER, DOWN}) {
       bool joined = one == K || one == V ? joined_qkv : one == UPPER && joined_mlp, missing = one >= GATED && !hidden;
       if (!joined && !missing && !packed[one]) return false;

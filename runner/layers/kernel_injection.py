@@ -115,6 +115,7 @@ def substitute(network: Any, vocabulary: int, window: int | None, packs: bool = 
     """
     if device_name() == "cuda":
         _put(network, vocabulary)
+        join_projections(network, lambda: run_alone(Network(network), [np.zeros(CALLED, np.int32)]))
         return ("attention", "joined projections") if has_joined(network) else ("attention",)
     if not linear.numpy_serves() and native.library() is None:
         return ()
@@ -176,7 +177,6 @@ def _put_back_but_quantized(network: Any, vocabulary: int) -> None:
 def _put(network: Any, vocabulary: int, packs: bool = False) -> None:
     if device_name() == "cuda":
         _swap(_files(network), [base.scaled_dot_product_attention], [attend_on_cuda])
-        join_projections(network, lambda: run_alone(Network(network), [np.zeros(CALLED, np.int32)]))
         return
     _swap(_files(network), _ORIGINALS, _OURS)
     patch_layers(network, vocabulary)
@@ -186,7 +186,8 @@ def _put(network: Any, vocabulary: int, packs: bool = False) -> None:
 def only_inside(networks: Iterable[Any]) -> Callable[[], AbstractContextManager[None]]:
     """Takes the substitutes out of ``networks``. Returns a context manager that puts them back in for the length of a block.
 
-    For a process that trains in between: its own network of the same model files needs gradients.
+    For a process that trains in between: its own network of the same model files needs gradients. Projections that were joined stay apart
+    from then on: weights come and go.
     """
     widths = [(network, context_of(network).vocabulary) for network in networks]
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from ..core.errors import ModelError, first_line
 from ..patched_layers.call_context import reads_pictures
+from ..patched_layers.joined_projections import separate_projections
 from ..patched_layers.layer_patching import note_products
 
 CONFIG, TENSORS = "adapter_config.json", "adapters.safetensors"
@@ -76,6 +77,7 @@ class Adapters:
         Raises AdapterRefused with the reason where that fails, and then nothing has changed.
         """
         before = self._on
+        separate_projections(self._network)  # from now on: with some of them replaced, the others would be computed in another way
         self._apply(_Replacement())
         self._check_base()
         try:

@@ -6,19 +6,20 @@ and so do those of a gated MLP. Of such a group the first one called computes al
 changed: a part is taken by whoever calls with the same array. Calls of many tokens, whose products take longer than sending them, stay
 apart: parts lie with gaps between their rows, and what reads them may copy them first.
 
-The weights of a group lie one behind the other, and each projection's own weight is a view of them. Where a projection has another weight
-by now (a policy's update, say), it computes its own product.
+The weights of a group lie one behind the other, and each projection's own weight is a view of them. They are not to change: where adapters
+or newer weights are put on a network, or a caller trains in between, its projections are separated first. A projection whose weight is
+another object by now computes its own product.
 """
 
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 from itertools import accumulate
 from operator import is_
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 from mlx import nn
-
-from ..core.errors import is_out_of_memory
 
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"), ("q_a_proj", "kv_a_proj_with_mqa"))
 JOINED = "_joined"  # where a projection keeps its group and its place there: not among its parameters
@@ -102,18 +103,11 @@ def join_projections(network: nn.Module, call: Callable[[], Any]) -> None:
     ``call`` calls the network, as often as it likes, and need not evaluate anything. A group of which it does not take all parts is given
     up.
     """
-    groups: list[ProjectionGroup] = []
-    for members in _found(network):
-        try:
-            groups.append(ProjectionGroup(members))
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            break  # the others stay as they are
-    for layer in network.modules():
-        if JOINED in layer.__dict__:
-            layer.__class__ = JOINED_CLASSES[type(layer)]
-            layer.eval()
+    groups = [ProjectionGroup(members) for members in _found(network)]
+    for layer in {id(layer): layer for layer in network.modules() if _group(layer) is not None}.values():  # one may stand in several places
+        layer.__class__ = JOINED_CLASSES[type(layer)]
+        layer.eval()
+    mx.clear_cache()  # of the arrays that stood apart
     try:
         call()
     except Exception:  # a model file may fail in any way
@@ -124,7 +118,17 @@ def join_projections(network: nn.Module, call: Callable[[], Any]) -> None:
 
 def has_joined(network: nn.Module) -> bool:
     """Returns True when some projections of a network are joined."""
-    return any(JOINED in layer.__dict__ for layer in network.modules())
+    return any(_group(layer) is not None for layer in network.modules())
+
+
+def _group(layer: nn.Module) -> "ProjectionGroup | None":
+    """Returns the group of a projection; None for other layers, and for a copy, which is alone."""
+    return layer.__dict__.get(JOINED, (None,))[0]
+
+
+def joining_key() -> str:
+    """Names all that decides which products are joined, and so the bits of a network on CUDA."""
+    return sha256(Path(__file__).read_bytes()).hexdigest()[:16]
 
 
 def separate_projections(network: nn.Module, groups: Sequence[ProjectionGroup] | None = None) -> None:
@@ -151,7 +155,7 @@ def _found(network: nn.Module) -> list[list[nn.Module]]:
 
 def _join(members: Sequence[Any]) -> bool:
     """Returns True when the arrays of these can lie one behind the other, and be read there."""
-    if any(type(member) not in JOINED_CLASSES for member in members):
+    if len({id(member) for member in members}) < len(members) or any(type(member) not in JOINED_CLASSES for member in members):
         return False
     if any(member[name].nbytes % ALIGNED for member in members for name in ROW_ARRAYS if name in member):
         return False

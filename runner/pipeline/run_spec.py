@@ -33,6 +33,7 @@ from ..models.device_memory import memory_for
 from ..models.model_pool import ModelChoice, dequantizes, memory_shares
 from ..models.reference_checkpoint import vocabulary_of
 from ..models.reward_checkpoint import RewardModel, find_reward_model
+from ..patched_layers.joined_projections import joining_key
 from ..runs.drift import columns_of, require_adoptable
 from ..runs.run_files import rows_wanted
 from ..text import tokenizer as tokenizers
@@ -111,6 +112,8 @@ class RunSpec:
         if config.batch.deterministic:  # bits are promised, and they are this machine's and these libraries'
             machine = {"device": backend.device_name(), "BLAS": backend.product_build(), "mlx": version("mlx"), "mlx-lm": version("mlx-lm")}
             machine["kernels"] = native.name()
+            if machine["device"] == "cuda":
+                machine["joined projections"] = joining_key()
             if machine["device"] == "cpu":  # a BLAS splits a product among its threads, and adds in another order with fewer
                 machine["threads"] = backend.threads()
             machine |= self._dequantized(config)

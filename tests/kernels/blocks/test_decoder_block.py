@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlx_bulk.kernels import elementwise, linear, native
+from mlx_bulk.kernels import backend, elementwise, linear, native
 from mlx_bulk.kernels.attention import Mask
 from mlx_bulk.kernels.blocks import decoder_block
 from mlx_bulk.kernels.blocks.decoder_block import Block, Weights
@@ -68,13 +68,13 @@ def test_any_layout_agrees_with_the_specification(shape: Shape, kind: str):
     check(case(shape), masks(shape.rows, shape.heads, shape.t, shape.t)[kind])
 
 
-@pytest.mark.parametrize(("rows", "t"), [(2, 1), (32, 1), (3, 70)])
+@pytest.mark.parametrize(("rows", "t"), [(2, 1), (32, 1), (3, 70 * backend.threads())])
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(("activation", "hidden"), [*((name, 96) for name in elementwise.ACTIVATIONS), ("silu", 112), ("silu", 416)])
 def test_weights_that_are_packed_as_one_give_the_same_bits(rows: int, t: int, biased: bool, activation: str, hidden: int):
     """Also where the second of two begins within a panel of 24 or 48 outputs, and where the hidden layer is wider than a block."""
     c = case(Shape(rows=rows, t=t, used=3, hidden=hidden, biased=biased, normed=True, activation=activation))
-    rooms = [np.full((rows, 2, 80, 16), 0.5, np.float32) for _ in range(2)]
+    rooms = [np.full((rows, 2, t + 10, 16), 0.5, np.float32) for _ in range(2)]
     of, held = rooms_of(rooms[0], rooms[1], 3), dict[str, Any]()
     suffixes = ("", "_bias") if biased else ("",)
     for joined, names in {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}.items():
@@ -124,14 +124,15 @@ def packed_apart(c: Case) -> dict[str, Any]:
 
 @pytest.mark.parametrize("around", AROUND)
 @pytest.mark.parametrize(("residual", "hidden"), [(1.0, 416), (0.5, 416), (1.0, 0)])
-@pytest.mark.parametrize("d", [48, 1600])
+@pytest.mark.parametrize("d", [48, 400, 1600])
 def test_chunks_of_many_tokens_give_the_same_bits(around: str, residual: float, hidden: int, d: int):
     """With packed weights each thread takes tokens of its own, unless the network is so wide that few of them fit its cache."""
-    c = case(Shape(d=d, rows=3, t=70, used=3, hidden=hidden, around=AROUND[around], residual=residual))
+    t = 70 * backend.threads()
+    c = case(Shape(d=d, rows=3, t=t, used=3, hidden=hidden, biased=d == 400, around=AROUND[around], residual=residual))
     found: list[Any] = []
     for held in (None, packed_apart(c)):
-        rooms = [np.full((3, 2, 80, 16), 0.5, np.float32) for _ in range(2)]
-        real = np.array([70, 0, 61], np.int64)
+        rooms = [np.full((3, 2, t + 10, 16), 0.5, np.float32) for _ in range(2)]
+        real = np.array([t, 0, t - 9], np.int64)
         out = Block(c.weights, c.constants, held)(c.x, rooms_of(rooms[0], rooms[1], 3), np.array([3]), "causal", real)
         found.append([np.array(out), *rooms])
     assert all(map(np.array_equal, *found))

@@ -1,6 +1,8 @@
 """Tests that projections of one input are one product, on networks of mlx-lm's as they are on a GPU."""
 
+from collections.abc import Iterator
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -10,10 +12,12 @@ from mlx import nn
 from mlx.nn.utils import value_and_grad
 from mlx.utils import tree_flatten
 from mlx_bulk.runner.layers import kernel_injection
+from mlx_bulk.runner.models.adapters import Adapters
 from mlx_bulk.runner.patched_layers import joined_projections
 from mlx_bulk.runner.patched_layers.joined_projections import has_joined, join_projections, separate_projections
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
+from ...adapters import write_adapter
 from ...zoo import networks
 from ...zoo.configs import CONFIGS
 from ..support import tiny
@@ -32,6 +36,16 @@ def plain(name: str, bits: int | None = None) -> Any:
     if bits is not None:
         nn.quantize(network, 32, bits, class_predicate=lambda _, layer: type(layer) is nn.Linear)
     return network
+
+
+@pytest.fixture
+def on_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A network as it is loaded on CUDA."""
+    network = plain("llama")
+    monkeypatch.setattr(kernel_injection, "device_name", lambda: "cuda")
+    assert kernel_injection.substitute(network, tiny.VOCABULARY, None) == ("attention", "joined projections")
+    yield network
+    kernel_injection.restore(network)
 
 
 @pytest.fixture
@@ -166,21 +180,25 @@ def test_the_same_array_twice_is_multiplied_twice():
     np.testing.assert_array_equal(first, second)
 
 
-def test_memory_that_does_not_suffice_leaves_projections_apart(monkeypatch: pytest.MonkeyPatch):
-    def full(*_: Any) -> None:
-        raise RuntimeError("[malloc] Unable to allocate 8 bytes.")
-
+def test_a_layer_that_stands_in_several_places_is_joined_once():
     network = plain("llama")
-    monkeypatch.setattr(joined_projections.mx, "concatenate", full)
+    network.model.layers = [network.layers[0], network.layers[0]]
+    truth = network(IDS)
+    mx.eval(truth)
     joined(network)
-    monkeypatch.undo()
-    assert not has_joined(network)
+    assert has_joined(network)
+    np.testing.assert_allclose(network(IDS), truth, atol=1e-5)
+    module = Crossed()
+    module.up_proj = module.gate_proj
+    join_projections(module, lambda: module(mx.zeros((1, 8))))
+    assert not has_joined(module)
 
 
 def test_a_copy_is_apart_and_a_group_may_be_separated():
     network = joined(plain("llama"))
     truth = network(IDS)
     twin = deepcopy(network)
+    assert not has_joined(twin)
     np.testing.assert_allclose(twin(IDS), truth, atol=1e-5)
     separate_projections(network)
     assert not has_joined(network)
@@ -199,6 +217,31 @@ def test_adapters_go_on_joined_projections():
     np.testing.assert_allclose(networks[0](IDS), networks[1](IDS), atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+@pytest.mark.parametrize("dtype", [None, mx.float32])
+def test_putting_an_adapter_on_separates_them_for_good(on_cuda: Any, tmp_path: Path, dtype: mx.Dtype | None, kind: str):
+    network = on_cuda
+    truth = np.array(network(IDS))
+    adapters = Adapters(network, dtype, lambda: "", lambda _: plain("llama"))
+    folder = write_adapter(tmp_path, plain("llama"), kind, keys=("self_attn.q_proj",))
+    for _ in range(2):
+        adapters.put_on(folder)
+        assert not has_joined(network)
+        assert np.abs(np.array(network(IDS)) - truth).max() > 1e-3
+        with adapters.off():
+            np.testing.assert_allclose(network(IDS), truth, atol=1e-5)
+
+
+def test_a_caller_that_trains_in_between_has_them_apart(on_cuda: Any):
+    truth = np.array(on_cuda(IDS))
+    inside = kernel_injection.only_inside([on_cuda])
+    for _ in range(2):
+        assert not has_joined(on_cuda)
+        with inside():
+            assert not has_joined(on_cuda)
+            np.testing.assert_allclose(on_cuda(IDS), truth, atol=1e-5)
+
+
 def test_gradients_reach_projections_in_training():
     network = joined(plain("llama"))
     network.train()
@@ -208,15 +251,7 @@ def test_gradients_reach_projections_in_training():
     assert all(np.abs(np.array(array)).sum() > 0 for array in found)
 
 
-def test_on_cuda_a_network_gets_joined_projections_and_gives_them_back(monkeypatch: pytest.MonkeyPatch):
-    network = plain("llama")
-    truth = network(IDS)
-    mx.eval(truth)
-    monkeypatch.setattr(kernel_injection, "device_name", lambda: "cuda")
-    try:
-        assert kernel_injection.substitute(network, 256, None) == ("attention", "joined projections")
-        assert has_joined(network)
-        np.testing.assert_allclose(network(IDS), truth, atol=1e-5)
-    finally:
-        kernel_injection.restore(network)
-    assert not has_joined(network)
+def test_on_cuda_a_network_gets_joined_projections_and_gives_them_back(on_cuda: Any):
+    assert has_joined(on_cuda)
+    kernel_injection.restore(on_cuda)
+    assert not has_joined(on_cuda)
