@@ -93,7 +93,7 @@ def test_the_base_is_found_again_beside_a_second_model_of_the_same_file(
     model.adapters.put_on(write_adapter(tmp_path / "later", base_of(pair[0]), kind, seed=2))
     with monkeypatch.context() as patched:
         if not fits:
-            patched.setattr(kernel_injection, "_disagreement", lambda truth, found: "logits move")
+            patched.setattr(kernel_injection, "disagreement", lambda truth, found: "logits move")
         [_, second] = models.get([ModelChoice(config, find_checkpoint(config)), wanted(pair[1])], PLENTY)
     assert fits or second.substitutes == ()
     with model.adapters.off():
