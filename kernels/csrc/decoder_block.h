@@ -63,7 +63,7 @@ struct Block {
     float *queries = spare(PROJECTED, rows * inner), *attended = spare(ATTENDED, rows * inner);
     bool apart = in_chunks(rows);
     if (apart)
-      each_chunk(rows, [&](long first, long some) { project_chunk(tokens, first, some, queries, from, angles); });
+      each_chunk(rows, chunk(), [&](long first, long some) { project_chunk(tokens, first, some, queries, from, angles); });
     else
       for (long at = 0; at < rows; at += AT_ONCE) project(tokens, at, std::min(AT_ONCE, rows - at), queries, from, angles);
     Attention a{};
@@ -76,7 +76,7 @@ struct Block {
     a.scale = scale, a.cap = cap, a.kind = (Mask)kind;
     a.run();
     if (apart)
-      each_chunk(rows, [&](long first, long some) { feed_chunk(tokens + first * d, some, attended + first * inner, made + first * d); });
+      each_chunk(rows, chunk(), [&](long first, long some) { feed_chunk(tokens + first * d, some, attended + first * inner, made + first * d); });
     else
       for (long at = 0; at < rows; at += AT_ONCE) feed_forward(tokens, at, std::min(AT_ONCE, rows - at), attended, made);
     if (!whole) spread(from, made);
@@ -169,14 +169,6 @@ struct Block {
       if (!joined && !missing && !packed[one]) return false;
     }
     return rows >= pool::threads() * FEWEST && chunk() >= FEWEST;
-  }
-
-  // Calls f(first, tokens) for some tokens at a time, in all threads.
-  template <typename F>
-  void each_chunk(long rows, F f) const {
-    long at_once = pool::threads() * chunk(), chunks = (rows + at_once - 1) / at_once * pool::threads();
-    long each = ((rows + chunks - 1) / chunks + PANEL_ROWS - 1) / PANEL_ROWS * PANEL_ROWS;
-    pool::run((rows + each - 1) / each, [&](long i) { f(i * each, std::min(each, rows - i * each)); });
   }
 
   // Returns `rows` tokens as attention or the MLP gets them, dense.

@@ -39,20 +39,13 @@ struct EncoderBlock {
     long tokens = from[b], wide = whole_vectors(d), ld = whole_vectors(3 * d);
     if (!tokens) return;
     float *projected = spare(PROJECTED, tokens * ld), *attended = spare(ATTENDED, tokens * wide);
-    each_chunk(tokens, [&](long first, long rows) { project(places.data() + first, rows, projected + first * ld, angles); });
+    each_chunk(tokens, AT_ONCE, [&](long first, long rows) { project(places.data() + first, rows, projected + first * ld, angles); });
     BothWays{projected, attended, from.data(), score_bias, b, t, heads, d / heads, window, ld, wide}.run();
-    each_chunk(tokens, [&](long first, long rows) { feed_forward(places.data() + first, rows, attended + first * wide); });
+    each_chunk(tokens, AT_ONCE, [&](long first, long rows) { feed_forward(places.data() + first, rows, attended + first * wide); });
   }
 
  private:
-  // Calls f(first, rows) for some tokens at a time, in all threads: what is made of them stays in the second cache.
-  template <typename F>
-  static void each_chunk(long tokens, F f) {
-    constexpr long AT_ONCE = 128;
-    long threads = pool::threads(), chunks = (tokens + threads * AT_ONCE - 1) / (threads * AT_ONCE) * threads;
-    long each = ((tokens + chunks - 1) / chunks + PANEL_ROWS - 1) / PANEL_ROWS * PANEL_ROWS;
-    pool::run((tokens + each - 1) / each, [&](long i) { f(i * each, std::min(each, tokens - i * each)); });
-  }
+  static constexpr long AT_ONCE = 128;  // tokens: what is made of them stays in the second cache
 
   void project(const int64_t* places, long rows, float* to, const Angles* angles) const {
     long wide = whole_vectors(d), ld = whole_vectors(3 * d), width = d / heads;

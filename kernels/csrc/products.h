@@ -96,4 +96,12 @@ void turn(long rows, long columns, const float* from, long ldf, float* to, long 
 // vectors are written.
 void columns_in_vectors(long rows, const float* x, long depth, const Target& target, long from, long end, float* c, long ldc, bool few);
 
+// Calls f(first, rows) for some rows at a time, in all threads: about `most`, rounded up to whole tiles, and as many calls for each thread.
+template <typename F>
+void each_chunk(long rows, long most, F f) {
+  long at_once = pool::threads() * most, chunks = (rows + at_once - 1) / at_once * pool::threads();
+  long each = ((rows + chunks - 1) / chunks + PANEL_ROWS - 1) / PANEL_ROWS * PANEL_ROWS;
+  pool::run((rows + each - 1) / each, [&](long i) { f(i * each, std::min(each, rows - i * each)); });
+}
+
 }  // namespace kernels
