@@ -17,9 +17,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import results
-import tiers
-from commands import COMMANDS, TIER_COMMANDS
+from racing import result_table, tiers
+from racing.commands import COMMANDS, TIER_COMMANDS
 
 NO_LENGTHS = ("skew.py", "million.py")
 
@@ -53,9 +52,9 @@ def main() -> None:
     if lacking := [name for name in commands if not (args.folder / f"{name}.json").exists()]:
         sys.exit(f"README.md keeps the table that it has: {', '.join(lacking)} are not in {args.folder}")
     if args.tier:
-        results.rewrite(args.folder, args.tier, tiers.rows(args.tier), commands)
+        result_table.rewrite(args.folder, args.tier, tiers.rows(args.tier), commands)
     else:
-        results.rewrite(args.folder)
+        result_table.rewrite(args.folder)
 
 
 if __name__ == "__main__":

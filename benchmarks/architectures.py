@@ -21,15 +21,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import agreement
-import tiers
-import torch_peer
-from about import about, table
-from completing import Completing
-from hf_shapes import SHAPES, VOCABULARY, save
-from lengths import Texts, texts
-from options import options, raced
-from turns import compare, race, serve
+from networks.hf_shapes import SHAPES, VOCABULARY, save
+from peers import torch_peer
+from peers.completing import Completing
+from racing import agreement, tiers
+from racing.about import about, table
+from racing.lengths import Texts, texts
+from racing.options import options, raced
+from racing.turns import compare, race, serve
 
 ROWS = 16  # that are decoded at once
 WORKS = ("generate", "score")
@@ -56,13 +55,13 @@ def _work(peer: str, folder: Path, work: str) -> Callable[[], Any]:
     if work == "generate":
         completing = Completing.load(folder)
         if peer == "ours":
-            import ours
+            from peers import ours
 
             return ours.generate(folder, completing)
         return torch_peer.generate(folder, completing, ordered=True)
     rows = Texts.load(folder).joined
     if peer == "ours":
-        import ours
+        from peers import ours
 
         return ours.score(folder, rows)
     return torch_peer.score(folder, rows, logits=not SHAPES[(folder / "name").read_text()].bare_head)

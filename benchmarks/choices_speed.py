@@ -14,9 +14,10 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+from racing.options import served
+from racing.turns import race, serve
+
 import numpy as np
-from options import served
-from turns import race, serve
 
 PEERS = ["ours", "mlx_lm"]
 CHOICES, SHOTS = 4, 5
@@ -40,7 +41,8 @@ def questions(count: int) -> list[Item]:
 
 def ours(folder: Path, items: list[Item]) -> Callable[[], float]:
     """Tokenized, and through the project's own scorer."""
-    import shapes
+    from networks import shapes
+
     from mlx_bulk.runner.core.requests import Passage, ScoreRequest
     from transformers import AutoTokenizer
 
@@ -83,7 +85,7 @@ def main() -> None:
         serve(partial({"ours": ours, "mlx_lm": mlx_lm}[args.peer], args.folder, items))
         return
     with tempfile.TemporaryDirectory() as name:
-        import shapes
+        from networks import shapes
 
         shapes.save(Path(name), shapes.LLAMA_135M)
         (Path(name) / "questions").write_text(str(args.questions))

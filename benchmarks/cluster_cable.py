@@ -16,9 +16,10 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from cluster_runs.cluster_config import write
+from racing.about import about
+
 import psutil
-from about import about
-from cluster_config import write
 from cluster_slow_worker import start, start_agents
 
 PORT = 8786

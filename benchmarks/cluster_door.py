@@ -18,10 +18,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from cluster_runs.cluster_config import DEMO, write
+from cluster_runs.cluster_processes import Field
+from racing.about import about, table
+
 import numpy as np
-from about import about, table
-from cluster_config import DEMO, write
-from cluster_processes import Field
 from cluster_restart import until
 from safetensors.numpy import load_file, save_file
 

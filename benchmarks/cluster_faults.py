@@ -25,9 +25,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from cluster_runs.cluster_processes import COMMAND, DEMO, ENVIRONMENT, Field, Trainer
+from racing.about import about, table
+
 import pyarrow as pa
-from about import about, table
-from cluster_processes import COMMAND, DEMO, ENVIRONMENT, Field, Trainer
 
 SAMPLES, PER_SHARD = 4, 16  # of rollouts
 PER_SHARD_ROWS, BATCH_ROWS = 64, 16  # of other jobs; samples that an engine has at once

@@ -9,9 +9,10 @@ import subprocess
 import sys
 import time
 
+from cluster_runs.cluster_processes import COMMAND, ENVIRONMENT
+from racing.about import about, table
+
 import psutil
-from about import about, table
-from cluster_processes import COMMAND, ENVIRONMENT
 
 BOUNDS = {"mb": 60.0, "core_share": 0.01}
 JOIN_SECONDS = 60.0

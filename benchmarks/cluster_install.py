@@ -16,7 +16,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from about import about, table
+from racing.about import about, table
 
 MOST_MB = 40.0
 BLOCK = 4096  # bytes of a disk that a file takes at least

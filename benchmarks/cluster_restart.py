@@ -16,9 +16,10 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from about import about, table
+from cluster_runs.cluster_processes import COMMAND, ENVIRONMENT, Field
+from racing.about import about, table
+
 from cluster_faults import FSYNC_SECONDS, PER_SHARD_ROWS, begun_again, write
-from cluster_processes import COMMAND, ENVIRONMENT, Field
 
 READY = ": ready"  # in what a worker says once it has loaded a run's model
 SLOW = "slow worker"  # a cause for which rows are begun again

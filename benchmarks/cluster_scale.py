@@ -18,9 +18,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from cluster_runs.cluster_config import write
+from racing.about import about, table
+
 import psutil
-from about import about, table
-from cluster_config import write
 from cluster_slow_worker import free_port, start, start_agents
 from cluster_speed import is_complete
 

@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from about import about, table
-from cluster_config import write
+from cluster_runs.cluster_config import write
+from racing.about import about, table
 
 HERE = Path(__file__).parent
 OVER = 0.1  # bound
@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="the least time that the workers could take")
     parser.add_argument("--room", type=int, default=32, help="rows that an engine has at once")
     parser.add_argument("--lease-seconds", type=float, default=20.0)
-    parser.add_argument("--check", action="store_true", help=f"exit 1 where it took longer than the ideal by more than {OVER:.0%}")
+    parser.add_argument("--check", action="store_true", help=f"exit 1 where it took longer than the ideal by more than {OVER:.0%}%")
     args = parser.parse_args()
     rows = round(args.seconds * sum(args.paces))
     took, again = seconds(args.paces, rows, args.room, args.lease_seconds)

@@ -32,9 +32,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cluster_runs.cluster_config import write
+from racing.about import about, table
+
 import psutil
-from about import about, table
-from cluster_config import write
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("OPENBLAS_")} | {"OPENBLAS_NUM_THREADS": "1"}
 BOUNDS = {"two_beside_one": 1.9, "one_beside_plain": 0.97}
@@ -241,7 +242,7 @@ def show(
 
 def save_model(folder: Path) -> None:
     """Builds the model, in a process of its own: this one goes on without mlx."""
-    import shapes
+    from networks import shapes
 
     shapes.save(folder, shapes.SHAPES["135m"])
 

@@ -19,9 +19,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from about import about, table
-from cluster_config import write
-from cluster_processes import Field
+from cluster_runs.cluster_config import write
+from cluster_runs.cluster_processes import Field
+from racing.about import about, table
+
 from cluster_restart import until
 
 LOST = "lost worker"  # a cause for which rows are begun again

@@ -26,7 +26,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stream_thread import Piece
+    from racing.stream_thread import Piece
 
 WARM = 16  # steps that are not counted
 PROMPT = 24  # tokens
@@ -43,9 +43,9 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     args = parser.parse_args()
     small = args.size == "tiny"
-    from about import about, table
-    from bars import Bar, told
-    from idle_network import idle_setup, layered_setup
+    from networks.idle_network import idle_setup, layered_setup
+    from racing.about import about, table
+    from racing.bars import Bar, told
 
     figures: dict[str, dict[str, float]] = {}
     for name, setup in ways(layered_setup(small)).items():
@@ -91,7 +91,7 @@ def host(setup: Any, rows: int, args: argparse.Namespace) -> dict[str, float]:
 
 def quiet_pieces(setup: Any, rows: int, args: argparse.Namespace) -> "list[Piece]":
     """The least disturbed quarter of all rounds' pieces."""
-    from stream_thread import StepClock
+    from racing.stream_thread import StepClock
 
     generate(setup, rows, WARM)
     pieces = list["Piece"]()
@@ -104,9 +104,10 @@ def quiet_pieces(setup: Any, rows: int, args: argparse.Namespace) -> "list[Piece
 
 def generate(setup: Any, rows: int, new: int, each_step: Callable[[], bool] = lambda: False) -> None:
     """Rows of ``new`` tokens, a quarter of them with stop strings that never come, where the setup has top logprobs."""
+    from networks import shapes
+    from networks.idle_network import tokenizer
+
     import numpy as np
-    import shapes
-    from idle_network import tokenizer
     from mlx_bulk.runner.core.requests import Generate, Prompt, Request, Sample, Sampling
     from mlx_bulk.runner.engine.engine import Engine
 

@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from racing.options import QUESTIONS, options
+
 from durability import job
 from mlx_bulk.configs.load import load_config
 from mlx_bulk.jobs.kinds import KINDS
@@ -21,7 +23,6 @@ from mlx_bulk.runner.pipeline import session
 from mlx_bulk.runner.pipeline.model_work import ModelWork
 from mlx_bulk.runner.runs.run_dir import Start
 from mlx_bulk.runner.store.results import read_results
-from options import QUESTIONS, options
 
 Found = tuple[float, list[tuple[list[int], list[float]]]]
 
@@ -45,7 +46,7 @@ def main() -> None:
         folder = Path(name)
         model = "demo"
         if args.shape == "135m":
-            import shapes
+            from networks import shapes
 
             (folder / "model").mkdir()
             shapes.save(folder / "model", shapes.LLAMA_135M)

@@ -14,9 +14,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from racing.options import QUESTIONS, options
+
 from mlx_bulk.kernels.backend import load_mlx
 from mlx_bulk.runner.pipeline.model_work import ModelWork
-from options import QUESTIONS, options
 
 load_mlx()
 

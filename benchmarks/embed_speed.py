@@ -19,14 +19,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import embedders
+from peers import embedders
+from peers.embed_peers import PEERS
+from racing.about import about, table
+from racing.agreement import vectors as agree
+from racing.lengths import Texts, texts
+from racing.options import options, raced
+from racing.turns import compare, race, serve
+
 import numpy as np
-from about import about, table
-from agreement import vectors as agree
-from embed_peers import PEERS
-from lengths import Texts, texts
-from options import options, raced
-from turns import compare, race, serve
 
 DECODER_PEERS = ("ours", "sentence_transformers")
 

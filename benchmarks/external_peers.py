@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from completing import Completing
-from torch_peer import batches
+from peers.completing import Completing
+from peers.torch_peer import batches
 
 BUDGETS = (8192, 32768)  # padded tokens of a batch that transformers scores
 HEAD_TOKENS = 1024  # whose logits are made at once
@@ -32,7 +32,7 @@ def installed(kind: str) -> tuple[str, ...]:
 
 def external(peer: str, model: Any, work: Any, sizes: Any) -> dict[str, Any]:
     """What the peer's process prints: ``seconds`` a round, ``peak_gb``, and its ids or logprobs. Raises RuntimeError where it fails."""
-    from random_models import save
+    from networks.random_models import save
 
     with tempfile.TemporaryDirectory() as name:
         save(Path(name), model)

@@ -18,16 +18,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import agreement
-import llama_cpp_peer
-import mlx_lm_peer
+from peers import llama_cpp_peer, mlx_lm_peer, torch_peer
+from peers.completing import Completing
+from racing import agreement
+from racing.about import about, table
+from racing.lengths import texts
+from racing.options import options, raced
+from racing.turns import compare, race, serve
+
 import sgemm
-import torch_peer
-from about import about, table
-from completing import Completing
-from lengths import texts
-from options import options, raced
-from turns import compare, race, serve
 
 SAMPLED = {"temperature": 0.8, "top_p": 0.95}
 SLOW = "mlx_lm"
@@ -39,7 +38,7 @@ def build(peer: str, folder: Path) -> Callable[[], Any]:
     """The peer's work, ready."""
     work = Completing.load(folder)
     if peer == "ours":
-        import ours
+        from peers import ours
 
         return ours.generate(folder, work)
     if peer == SLOW:
@@ -78,7 +77,7 @@ def main() -> None:
         serve(partial(build, args.peer, args.folder), warm_up=args.peer != SLOW)
         return
     with tempfile.TemporaryDirectory() as name:
-        import shapes
+        from networks import shapes
 
         folder, shape = Path(name), shapes.SHAPES[args.shape]
         parameters = shapes.save(folder, shape)

@@ -19,10 +19,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from about import about
+from gpu_work.stage_process import StageProcess
+from racing.about import about
+
 from external_peers import MODULES, installed
 from gpu_table import commit, markdown
-from stage_process import StageProcess
 
 LEAST = 20.0  # seconds left, for another stage to start
 ROUNDS = 0.4  # of a stage's time, after which no round begins; the rest is for its other figures
@@ -47,7 +48,8 @@ def main() -> None:
 
 def performed(args: argparse.Namespace, deadline: float) -> dict[str, Any]:
     """What the file holds once the time is over, or all stages are done."""
-    from gpu_stages import TINY, Sizes, stages
+    from gpu_work.gpu_stages import TINY, Sizes, stages
+
     from mlx_bulk.kernels.backend import device_name
 
     kind = device_name()

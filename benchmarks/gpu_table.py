@@ -3,9 +3,9 @@
 python benchmarks/gpu_table.py outputs/gpu.json
 """
 
+import argparse
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,6 @@ def _conditions(results: dict[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit(f"usage: {sys.argv[0]} FILE, which gpu.py has written")
-    print(markdown(json.loads(Path(sys.argv[1]).read_text())))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path, help="a file that gpu.py has written")
+    print(markdown(json.loads(parser.parse_args().file.read_text())))

@@ -10,13 +10,14 @@ import sys
 import time
 from typing import Any
 
-from device_limits import DeviceLimits, measured
-from gpu_stages import TINY, Sizes, Stage
+from gpu_work.device_limits import DeviceLimits, measured
+from gpu_work.gpu_stages import TINY, Sizes, Stage
+from gpu_work.stage_performance import Performance, Tell, failure_kind, planned
+from networks.random_models import Variant, build, mx
+
 from mlx_bulk.kernels import backend
 from mlx_bulk.runner.core.errors import first_line
 from mlx_bulk.runner.models.loader import LanguageModel
-from random_models import Variant, build, mx
-from stage_performance import Performance, Tell, failure_kind, planned
 
 SMALL_MEMORY = 64 << 20  # a CPU's limits are measured for the program's test alone
 

@@ -17,7 +17,8 @@ from typing import Any
 remembered = tempfile.TemporaryDirectory()
 os.environ["XDG_CACHE_HOME"] = remembered.name  # nothing is known of any model yet
 
-import shapes  # noqa: E402
+from networks import shapes  # noqa: E402
+
 from mlx_bulk.configs.schema import BatchConfig, ModelConfig  # noqa: E402
 from mlx_bulk.runner.checks.capabilities import capabilities_of  # noqa: E402
 from mlx_bulk.runner.checks.engine_setup import fit  # noqa: E402

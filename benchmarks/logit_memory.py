@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from turns import peak_mb
+from racing.turns import peak_mb
 
 ROWS, TOKENS = 16, 2048
 VOCABULARIES = {"small": 2048, "large": 151936}
@@ -19,8 +19,9 @@ VOCABULARIES = {"small": 2048, "large": 151936}
 
 def peak(vocabulary: int) -> int:
     """The peak in MB of this process, which scores all rows under a random model of two layers of 64."""
+    from networks import shapes
+
     import numpy as np
-    import shapes
     from mlx_bulk.runner.core.requests import Passage, ScoreRequest
 
     with tempfile.TemporaryDirectory() as name:

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from about import about, table
-from peak_memory import peak_of
+from racing.about import about, table
+from racing.peak_memory import peak_of
 
 WORDS = "the sea is long and my lord hath said that love will come again when night has gone from thee who art so fair".split()  # noqa: SIM905
 JOBS: dict[str, dict[str, Any]] = {
@@ -29,7 +29,7 @@ JOBS: dict[str, dict[str, Any]] = {
 
 def save_toy(folder: Path) -> None:
     """Builds the model: in a process of its own, as the command's process is charged with what its parent held."""
-    import shapes
+    from networks import shapes
 
     shapes.save(folder, shapes.TOY)
 

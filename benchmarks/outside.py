@@ -16,10 +16,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from networks import shapes
+from racing.about import about, table
+from racing.lengths import texts
+from racing.options import options
+
 import numpy as np
-import shapes
-from about import about, table
-from lengths import texts
 from mlx_bulk.configs.load import load_config
 from mlx_bulk.jobs.generate.generate import GenerateJob
 from mlx_bulk.runner.core.host_process import HostProcess
@@ -31,7 +33,6 @@ from mlx_bulk.runner.models.model_pool import ModelPool
 from mlx_bulk.runner.pipeline import session
 from mlx_bulk.runner.pipeline.model_work import ModelWork
 from mlx_bulk.runner.runs.run_dir import Start
-from options import options
 
 CONFIG = """
 job: generate

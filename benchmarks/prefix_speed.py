@@ -20,13 +20,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import agreement
+from peers.completing import Completing
+from racing import agreement
+from racing.about import about, table
+from racing.lengths import FIRST_ID, Texts, draw, texts
+from racing.options import options, served
+from racing.turns import compare, race, serve
+
 import numpy as np
-from about import about, table
-from completing import Completing
-from lengths import FIRST_ID, Texts, draw, texts
-from options import options, served
-from turns import compare, race, serve
 
 PEERS = {"answers": ["shared", "apart", "texts"], "samples": ["shared", "apart"]}
 PREFIX = {"answers": 800, "samples": 500}
@@ -35,7 +36,8 @@ SAMPLES = 16
 
 def answers(peer: str, folder: Path) -> Callable[[], dict[str, Any]]:
     """Scores each answer behind prefix and question; ``texts``: question and answer alone, all of it."""
-    import shapes
+    from networks import shapes
+
     from mlx_bulk.runner.core.requests import Passage, ScoreRequest
 
     rows, prefix = Texts.load(folder), json.loads((folder / "prefix.json").read_text())
@@ -80,8 +82,9 @@ def fed(lengths: list[int], shared: int) -> tuple[int, int]:
 
 def samples(peer: str, folder: Path) -> Callable[[], dict[str, Any]]:
     """Draws ``SAMPLES`` completions a prompt, from one prefill or from one each; of the latter the first has the prompt as it is."""
-    import ours
-    import shapes
+    from networks import shapes
+    from peers import ours
+
     from mlx_bulk.runner.core.logprob_options import LogprobOptions
 
     work, vocabulary = Completing.load(folder), json.loads((folder / "config.json").read_text())["vocab_size"]
@@ -129,7 +132,7 @@ def main() -> None:
         serve(partial(work, args.peer, args.folder))
         return
     with tempfile.TemporaryDirectory() as name:
-        import shapes
+        from networks import shapes
 
         shape = shapes.SHAPES[args.shape]
         shapes.save(Path(name), shape)

@@ -19,12 +19,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import agreement
-from about import about, table
-from completing import Completing
-from lengths import Texts, texts
-from options import options, raced
-from turns import compare, race, serve
+from peers.completing import Completing
+from racing import agreement
+from racing.about import about, table
+from racing.lengths import Texts, texts
+from racing.options import options, raced
+from racing.turns import compare, race, serve
 
 GROUP = 64
 WORKS = ("generate", "score")
@@ -38,8 +38,8 @@ def build(peer: str, folder: Path) -> Callable[[], Any]:
     """The peer's work, ready: with too little memory for float32, or with plenty; or llama.cpp's."""
     if peer == "llama_cpp":
         return _build_llama(folder)
-    import ours
-    import shapes
+    from networks import shapes
+    from peers import ours
 
     shapes.MEMORY = 1 << 20 if peer == "packed" else 1 << 40
     if (folder / "work").read_text() == "generate":
@@ -48,7 +48,7 @@ def build(peer: str, folder: Path) -> Callable[[], Any]:
 
 
 def _build_llama(folder: Path) -> Callable[[], Any]:
-    import llama_cpp_peer
+    from peers import llama_cpp_peer
 
     bits = int((folder / "bits").read_text())
     if (folder / "work").read_text() == "generate":
@@ -58,7 +58,8 @@ def _build_llama(folder: Path) -> Callable[[], Any]:
 
 def products(bits: int, seconds: float = 0.3) -> dict[str, dict[str, float]]:
     """Milliseconds of a product of some rows: the least of many turns."""
-    import shapes
+    from networks import shapes
+
     from mlx_bulk.kernels import linear
     from mlx_bulk.kernels.quantized import QuantizedWeight
 
@@ -86,7 +87,7 @@ def products(bits: int, seconds: float = 0.3) -> dict[str, dict[str, float]]:
 
 def measured(work: str, bits: int, shape: dict[str, Any], asked: Texts, completing: Completing, rounds: int) -> dict[str, Any]:
     """All in turns. Raises DisagreementError where our two ways differ."""
-    import shapes
+    from networks import shapes
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -118,7 +119,7 @@ def main() -> None:
     if args.peer:
         serve(partial(build, args.peer, args.folder))
         return
-    import shapes
+    from networks import shapes
 
     shape = shapes.SHAPES[args.shape]
     asked = texts(args.data, args.prompts, shape["vocab_size"])

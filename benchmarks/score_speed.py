@@ -17,15 +17,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import agreement
-import llama_cpp_peer
-import mlx_lm_peer
+from peers import llama_cpp_peer, mlx_lm_peer, torch_peer
+from racing import agreement
+from racing.about import about, table
+from racing.lengths import Texts, texts
+from racing.options import options, raced
+from racing.turns import compare, race, serve
+
 import sgemm
-import torch_peer
-from about import about, table
-from lengths import Texts, texts
-from options import options, raced
-from turns import compare, race, serve
 
 HALF = ("transformers_bfloat16", "llama_cpp_half")  # for information: held to nothing
 PEERS = ["ours", "sgemm", "transformers", "transformers_logits", "mlx_lm", "llama_cpp", *HALF]
@@ -37,7 +36,7 @@ def build(peer: str, folder: Path) -> Callable[[], Any]:
         return sgemm.gflops(int((folder / "sgemm_width").read_text()))
     rows = Texts.load(folder).joined
     if peer == "ours":
-        import ours
+        from peers import ours
 
         return ours.score(folder, rows)
     if peer == "mlx_lm":
@@ -57,7 +56,7 @@ def main() -> None:
         serve(partial(build, args.peer, args.folder))
         return
     with tempfile.TemporaryDirectory() as name:
-        import shapes
+        from networks import shapes
 
         folder, shape = Path(name), shapes.SHAPES[args.shape]
         parameters = shapes.save(folder, shape)

@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from networks import shapes
+from peers import ours
+from peers.completing import Completing
+from racing.about import about, table
+from racing.lengths import draw
+
 import numpy as np
-import ours
-import shapes
-from about import about, table
-from completing import Completing
-from lengths import draw
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.outcomes import Generated
 from mlx_bulk.runner.core.requests import Generate, Request, Sampling

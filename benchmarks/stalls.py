@@ -55,8 +55,8 @@ def main() -> None:
             environment["MLX_BULK_CPU"] = PATHS[path]
         command = [sys.executable, *sys.argv, "--path", path]
         figures[path] = json.loads(subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout)
-    from about import about, table
-    from bars import Bar, told
+    from racing.about import about, table
+    from racing.bars import Bar, told
 
     columns = ["gap_ms", "chunk_ms", "gap", "busy_gap", "seconds", "prefill", "decode", "slower", "steps"]
     shown = {f"{path}, {name}": [own.get(column) for column in columns] for path, each in figures.items() for name, own in each.items()}
@@ -73,7 +73,8 @@ def main() -> None:
 
 def measured(args: argparse.Namespace) -> dict[str, dict[str, float]]:
     """The figures of one path, by setting."""
-    import shapes
+    from networks import shapes
+
     from mlx_bulk.runner.core.logprob_options import LogprobOptions
 
     with tempfile.TemporaryDirectory() as name:
@@ -129,8 +130,9 @@ def now() -> tuple[float, float]:
 
 def longest_call(setup: Any, args: argparse.Namespace) -> tuple[float, float]:
     """Seconds of the longest call of a long prompt's prefill, alone."""
+    from networks.shapes import mx
+
     from mlx_bulk.runner.engine.prefill import prefill_by_calls
-    from shapes import mx
 
     work, ends = prefill_by_calls(replace(setup.beside_decoding, ahead=False), asked(setup, [args.length], 1)), list[tuple[float, float]]()
     for _ in work:
@@ -178,8 +180,8 @@ class Spent:
 
 def job(setup: Any, args: argparse.Namespace) -> dict[str, float]:
     """Seconds on the clock and of the processor, and decode steps."""
-    import ours
-    import shapes
+    from networks import shapes
+    from peers import ours
 
     engine, spent = ours.engine(setup), Spent()
     engine.progress.activity = spent  # pyright: ignore[reportAttributeAccessIssue]
@@ -192,8 +194,9 @@ def job(setup: Any, args: argparse.Namespace) -> dict[str, float]:
 
 def asked(setup: Any, lengths: list[int], new: int, first: int = 0, stop: tuple[str, ...] = ()) -> list[Any]:
     """Greedy requests of random tokens, which share nothing."""
+    from racing.lengths import FIRST_ID
+
     import numpy as np
-    from lengths import FIRST_ID
     from mlx_bulk.runner.core.requests import Generate, Prompt, Request, Sample, Sampling
 
     rng = np.random.default_rng(first)

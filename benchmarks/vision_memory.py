@@ -16,9 +16,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from racing.about import about, table
+from racing.peak_memory import peak_of
+
 import numpy as np
-from about import about, table
-from peak_memory import peak_of
 from PIL import Image
 
 MODEL = Path(__file__).parents[1] / "docs" / "examples" / "pictures" / "tiny_model.py"

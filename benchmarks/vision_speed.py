@@ -17,14 +17,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from peers import ours
+from peers.completing import Completing
+from racing.about import about, table
+from racing.options import options, raced
+from racing.turns import compare, race, serve
+
 import mlx_bulk  # above all that imports mlx: both compute with its BLAS
 import numpy as np
-import ours
-from about import about, table
-from completing import Completing
 from mlx_bulk.kernels import backend
-from options import options, raced
-from turns import compare, race, serve
 
 PEERS = ("ours", "mlx_vlm")
 VOCABULARY, PLACEHOLDER, START, END = 8192, 8000, 8002, 8003

@@ -12,7 +12,7 @@ OURS = {"ids": [[5, 6, 7], [8, 9, 9]], "logprobs": [[-1.0, -2.0, -3.0], [-4.0, -
 @pytest.fixture
 def agreement(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    return import_module("agreement")
+    return import_module("racing.agreement")
 
 
 def changed(row: int, at: int, token: int | None = None, logprob: float | None = None) -> dict[str, Any]:

@@ -22,7 +22,7 @@ def _on_the_generic_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rows_with_top_logprobs_and_stop_strings_decode_on_layers_that_do_nothing():
-    program, networks = import_module("decode_overlap"), import_module("idle_network")
+    program, networks = import_module("decode_overlap"), import_module("networks.idle_network")
     setup = networks.idle_setup(True)
     assert len(setup.model.layers) == 36
     found = program.host(setup, 8, ARGS)
@@ -32,13 +32,13 @@ def test_rows_with_top_logprobs_and_stop_strings_decode_on_layers_that_do_nothin
 
 
 def test_the_engine_is_tried_ahead_and_step_by_step():
-    program, networks = import_module("decode_overlap"), import_module("idle_network")
+    program, networks = import_module("decode_overlap"), import_module("networks.idle_network")
     ways = program.ways(networks.idle_setup(True))
     assert {name: setup.ahead for name, setup in ways.items()} == {"ahead": True, "step by step": False}
 
 
 def test_a_device_sleeps_when_it_neither_computes_nor_waits_for_a_processor(monkeypatch: pytest.MonkeyPatch):
-    thread = import_module("stream_thread")
+    thread = import_module("racing.stream_thread")
     clock = thread.StepClock()
     host, device = clock._threads
     with monkeypatch.context() as patched:
@@ -65,7 +65,7 @@ def test_the_program_ends_with_its_figures(tmp_path: Path):
 
 
 def test_a_bar_says_whether_it_is_met_and_whether_the_machine_was_quiet():
-    bar = import_module("bars").Bar
+    bar = import_module("racing.bars").Bar
     assert str(bar("overlap", 1.02, 1.05, 0.01)) == "bar: overlap: at most 1.05, found 1.02: met"
     busy = "bar: host_ms: at most 3, found 3.5: NOT MET; other work took 40% of the time, so measure again on an idle machine"
     assert str(bar("host_ms", 3.5, 3.0, 0.4)) == busy

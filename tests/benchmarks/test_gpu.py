@@ -29,10 +29,10 @@ def module(name: str) -> Any:
 
 def performed(kind: str, rows: int = 0, **sizes: Any) -> dict[str, Any]:
     """What a stage on the tiny model tells, put together as the program does."""
-    stages, models, worker = module("gpu_stages"), module("random_models"), module("stage_performance")
+    stages, models, worker = module("gpu_work.gpu_stages"), module("networks.random_models"), module("gpu_work.stage_performance")
     stage, told = stages.Stage(models.Variant("tiny"), kind, rows), dict[str, Any]()
     own = replace(stages.TINY, **sizes)
-    limits = module("device_limits").DeviceLimits(1e12, 1e12, 1e12, 1e-5)
+    limits = module("gpu_work.device_limits").DeviceLimits(1e12, 1e12, 1e12, 1e-5)
     worker.Performance(stage, models.build(stage.variant), own, limits, time.perf_counter(), told.update).run(stage.work(own))
     return json.loads(json.dumps(told))
 
@@ -89,7 +89,7 @@ def test_a_shortage_of_memory_is_one_peers_line(monkeypatch: pytest.MonkeyPatch)
     def full(*given: Any) -> Any:
         raise RuntimeError("[malloc] Unable to allocate 123 bytes.")
 
-    monkeypatch.setattr(module("gpu_peers"), "peer_completions", full)
+    monkeypatch.setattr(module("gpu_work.gpu_peers"), "peer_completions", full)
     told = performed("generate", 2)
     assert told["peers"]["mlx_lm"] == {"error": "out of memory: [malloc] Unable to allocate 123 bytes."}
     assert told["peers"]["ours"]["tokens_per_second"] > 0
@@ -97,7 +97,7 @@ def test_a_shortage_of_memory_is_one_peers_line(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_wrong_logprobs_of_ours_fail_loudly(monkeypatch: pytest.MonkeyPatch):
-    ours = module("ours")
+    ours = module("peers.ours")
     right = ours.found
 
     def wrong(outcomes: Any) -> Any:
@@ -113,7 +113,7 @@ def test_wrong_logprobs_of_ours_fail_loudly(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_float32_is_the_network_in_float32_without_cache_or_batch():
-    models, check = module("random_models"), module("float32_check")
+    models, check = module("networks.random_models"), module("gpu_work.float32_check")
     network, mx = models.build(models.Variant("tiny-moe")).network, models.mx
     ids = np.random.default_rng(0).integers(0, 512, 30).tolist()
     found = np.array(check.in_float32(network, ids))
@@ -123,18 +123,18 @@ def test_float32_is_the_network_in_float32_without_cache_or_batch():
 
 
 def test_a_greedy_token_that_is_not_the_likeliest_is_found():
-    models, check = module("random_models"), module("float32_check")
+    models, check = module("networks.random_models"), module("gpu_work.float32_check")
     network, mx = models.build(models.Variant("tiny")).network, models.mx
     prompt = list(range(3, 20))
     best = int(mx.argmax(network(mx.array([prompt]))[0, -1]))
     fine = check.checked({"peer": [check.Row([*prompt, best], len(prompt))]}, network, True)
     assert fine["peer"]["gap"] <= fine["bounds"]["gap"]
-    with pytest.raises(module("agreement").DisagreementError, match="peer: a greedy token is less likely than another"):
+    with pytest.raises(module("racing.agreement").DisagreementError, match="peer: a greedy token is less likely than another"):
         check.checked({"peer": [check.Row([*prompt, best, 7], len(prompt))]}, network, True)
 
 
 def test_works_shrink_to_what_a_device_can_do():
-    stages, models, limits = module("gpu_stages"), module("random_models"), module("device_limits").DeviceLimits
+    stages, models, limits = module("gpu_work.gpu_stages"), module("networks.random_models"), module("gpu_work.device_limits").DeviceLimits
     slow, tiny = limits(**SLOW_DEVICE), models.Variant("tiny")
     plain = stages.Stage(tiny, "generate", 64).work(stages.Sizes())
     assert stages.fitted(plain, limits(1e15, 1e15, 1e15, 0), tiny, 32) == plain
@@ -146,8 +146,8 @@ def test_works_shrink_to_what_a_device_can_do():
 
 
 def test_a_model_that_does_not_fit_is_skipped_before_it_is_built(monkeypatch: pytest.MonkeyPatch):
-    worker, stages, models = module("stage_performance"), module("gpu_stages"), module("random_models")
-    fast = module("device_limits").DeviceLimits(1e15, 1e15, 1e15, 0)
+    worker, stages, models = module("gpu_work.stage_performance"), module("gpu_work.gpu_stages"), module("networks.random_models")
+    fast = module("gpu_work.device_limits").DeviceLimits(1e15, 1e15, 1e15, 0)
 
     def planned(memory: int, kind: str, rows: int = 0) -> Any:
         monkeypatch.setattr(worker.backend, "memory_bytes", lambda: memory)
@@ -163,8 +163,8 @@ def test_a_model_that_does_not_fit_is_skipped_before_it_is_built(monkeypatch: py
 @pytest.mark.slow
 def test_what_is_planned_decodes_all_its_rows_at_once(monkeypatch: pytest.MonkeyPatch):
     """The engine holds back the same share of memory, and the same workspace: with the least memory that is enough, no row waits."""
-    worker, stages, models = module("stage_performance"), module("gpu_stages"), module("random_models")
-    fast, tiny = module("device_limits").DeviceLimits(1e15, 1e15, 1e15, 0), models.Variant("tiny")
+    worker, stages, models = module("gpu_work.stage_performance"), module("gpu_work.gpu_stages"), module("networks.random_models")
+    fast, tiny = module("gpu_work.device_limits").DeviceLimits(1e15, 1e15, 1e15, 0), models.Variant("tiny")
     stage, built = stages.Stage(tiny, "kv"), models.build(tiny)
     refused, work = 0, "nothing was planned"
     for memory in range(5_000_000, 4_000_000_000, 5_000_000):
@@ -175,13 +175,13 @@ def test_what_is_planned_decodes_all_its_rows_at_once(monkeypatch: pytest.Monkey
         refused += 1
     else:
         pytest.fail(work)
-    limits = module("gpu_peers").our_setup(built, work).limits
+    limits = module("gpu_work.gpu_peers").our_setup(built, work).limits
     assert refused
     assert 0.9 * limits.kv_bytes < limits.kv(limits.rows, work.longest) <= limits.kv_bytes
 
 
 def test_the_most_important_stages_come_first():
-    stages = module("gpu_stages")
+    stages = module("gpu_work.gpu_stages")
     names = [stage.name for stage in stages.stages("cuda", 80 << 30, stages.Sizes(), ("vllm",))]
     assert names[:3] == ["0.6b bfloat16: generate 256 rows", "0.6b bfloat16: score", "0.6b bfloat16: generate 64 rows"]
     assert len(set(names)) == len(names)
@@ -208,7 +208,7 @@ for line in sys.stdin:
 
 
 def test_a_stage_that_dies_or_hangs_costs_itself_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    program = module("stage_process")
+    program = module("gpu_work.stage_process")
     (tmp_path / "answers.py").write_text(ANSWERS)
     monkeypatch.setattr(program, "PROGRAM", tmp_path / "answers.py")
     with program.StageProcess("tiny") as process:

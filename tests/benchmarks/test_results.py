@@ -14,14 +14,14 @@ ABOUT = {"date": "2026-01-02", "machine": "a machine", "blas": "a BLAS", "versio
 @pytest.fixture
 def results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    module = import_module("results")
+    module = import_module("racing.result_table")
     monkeypatch.setattr(module, "README", tmp_path / "README.md")
     module.README.write_text("above\n<!-- latest -->\nold\n<!-- /latest -->\n<!-- avx2 -->\nold\n<!-- /avx2 -->\nbelow\n")
     return module
 
 
 def test_every_figure_belongs_to_a_run_of_all(results: Any):
-    assert {row.run for row in results.ROWS} <= import_module("commands").COMMANDS.keys()
+    assert {row.run for row in results.ROWS} <= import_module("racing.commands").COMMANDS.keys()
 
 
 def test_the_table_is_rewritten_from_the_files(results: Any, tmp_path: Path):
@@ -49,8 +49,16 @@ def test_the_table_is_rewritten_from_the_files(results: Any, tmp_path: Path):
     assert "- Not run yet: 135m-greedy-32, " in text
 
 
+def test_a_folder_without_runs_leaves_the_table_as_it_is(results: Any, tmp_path: Path):
+    before = results.README.read_text()
+    (tmp_path / "notes.json").write_text("{}")
+    with pytest.raises(FileNotFoundError, match="holds no JSON file of a run"):
+        results.rewrite(tmp_path)
+    assert results.README.read_text() == before
+
+
 def test_a_tier_has_a_table_of_its_own(results: Any, tmp_path: Path):
-    tiers, commands = import_module("tiers"), import_module("commands").TIER_COMMANDS
+    tiers, commands = import_module("racing.tiers"), import_module("racing.commands").TIER_COMMANDS
     speed = {"tokens_per_second": 100.0}
     score = {"benchmark": "score_speed", "ratio": {"transformers": 1.5, "llama_cpp": 1.41}, "ours": speed, "transformers": speed}
     (tmp_path / "score.json").write_text(json.dumps(score | {"llama_cpp": speed, "sgemm_gflops": 250.0, "peak_share": 0.9} | ABOUT))
@@ -65,7 +73,7 @@ def test_a_tier_has_a_table_of_its_own(results: Any, tmp_path: Path):
 
 
 def test_peers_are_held_to_the_tier(results: Any, monkeypatch: pytest.MonkeyPatch):
-    tiers, turns = import_module("tiers"), import_module("turns")
+    tiers, turns = import_module("racing.tiers"), import_module("racing.turns")
     monkeypatch.delenv("MLX_BULK_CPU", raising=False)
     assert tiers.variables() == {}
     tiers.check_llama("AVX2 = 1 | AVX512 = 1")

@@ -11,11 +11,14 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
+from gpu_work.gpu_stages import Work
+from networks import shapes
+from networks.random_models import mx
+from peers import ours
+from peers.completing import Completing
+from peers.torch_peer import batches
+
 import numpy as np
-import ours
-import shapes
-from completing import Completing
-from gpu_stages import Work
 from mlx_bulk.configs.schema import BatchConfig
 from mlx_bulk.runner.checks.engine_setup import fit
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
@@ -26,8 +29,6 @@ from mlx_bulk.runner.models.loader import LanguageModel
 from mlx_lm.generate import BatchGenerator, generation_stream
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.sample_utils import make_sampler
-from random_models import mx
-from torch_peer import batches
 
 PREFILLS = (8, 64)  # prompts that mlx-lm prefills together; 8 is its default
 BUDGETS = (2048, 8192, 32768)  # padded tokens of a batch that mlx-lm scores

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import tiers
+from racing import tiers
 
 SETTINGS = ("OPENBLAS_", "OMP_", "MKL_", "GOTO_", "MLX_BULK_BLAS")
 THREADS = os.cpu_count() or 1

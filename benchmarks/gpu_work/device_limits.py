@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from random_models import GROUP, Variant, mx
+from networks.random_models import GROUP, Variant, mx
 
 COPIED = 1 << 30  # bytes of the array that is copied, at most an eighth of memory
 WIDTHS = (256, 1024, 2048, 4096, 8192)  # of square products; no wider one after the first that takes long

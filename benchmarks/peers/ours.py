@@ -4,9 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from networks import shapes
+from peers.completing import Completing
+
 import numpy as np
-import shapes
-from completing import Completing
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.outcomes import Generated
 from mlx_bulk.runner.core.requests import Generate, Passage, Prompt, Request, Sample, Sampling, ScoreRequest

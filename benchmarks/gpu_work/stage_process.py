@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-PROGRAM = Path(__file__).with_name("gpu_worker.py")
+PROGRAM = Path(__file__).parents[1] / "gpu_worker.py"
 
 
 class StageProcess:

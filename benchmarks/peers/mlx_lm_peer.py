@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from completing import Completing
+from peers.completing import Completing
 
 
 def fast() -> None:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from completing import Completing
-from turns import THREADS
+from peers.completing import Completing
+from racing.turns import THREADS
 
 BUDGETS = (512, 1024, 2048, 4096)  # padded tokens a batch that scoring is tried with
 HEAD_TOKENS = 256  # whose logits are made at once

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-DEMO = Path(__file__).parents[1] / "configs" / "demo"
+DEMO = Path(__file__).parents[2] / "configs" / "demo"
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("OPENBLAS_")} | {"OPENBLAS_NUM_THREADS": "1"}
 END_SECONDS = 40.0  # for what is finished to be saved
 COMMAND = [sys.executable, "-m", "mlx_bulk.jobs"]

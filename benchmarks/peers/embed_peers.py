@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from peers.embedders import GRAPH
+from racing.turns import THREADS
+
 import numpy as np
-from embedders import GRAPH
 from numpy.typing import NDArray
-from turns import THREADS
 
 SIZES = (8, 16, 32, 64)  # texts a batch that peers are tried with
 Ids = list[int]
@@ -23,7 +24,8 @@ Run = Callable[[list[Batch]], list[Vectors]]
 
 def ours(folder: Path, rows: list[Ids]) -> Callable[[], Vectors]:
     """The project's own pooler, as a run feeds it."""
-    import shapes
+    from networks import shapes
+
     from mlx_bulk.configs.schema import BatchConfig, ModelConfig
     from mlx_bulk.runner.checks.pooling_setup import fit_pooling_model
     from mlx_bulk.runner.core.outcomes import Pooled

@@ -89,7 +89,8 @@ SHAPES: dict[str, HfShape] = {
 
 def save(folder: Path, name: str) -> int:
     """Writes a checkpoint as transformers saves it, the same each time; returns the number of its parameters."""
-    import shapes
+    from networks import shapes
+
     import torch
     import transformers
     from transformers import AutoModelForCausalLM

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from gpu_work.device_limits import DeviceLimits
+from networks.random_models import Variant
+from peers.completing import Completing
+from racing.lengths import draw, texts
+
 import numpy as np
-from completing import Completing
-from device_limits import DeviceLimits
-from lengths import draw, texts
-from random_models import Variant
 
 Kind = Literal["generate", "score", "samples", "prefix", "kv"]
 SAMPLED = {"temperature": 0.8, "top_p": 0.95}

@@ -14,15 +14,16 @@ from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from typing import Any
 
+from networks.random_models import mx
+from peers.completing import Completing
+
 import numpy as np
-from completing import Completing
 from mlx_bulk.kernels import logprobs
 from mlx_bulk.kernels.sampling import draw
 from mlx_bulk.kernels.sampling.parameters import Parameters
 from mlx_bulk.runner.engine.decode_batch import COPIED_BYTES
 from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.layers.kv_cache import evaluate_caches, make_caches
-from random_models import mx
 
 STEPS = 16
 TRIES = 3

@@ -9,14 +9,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import gpu_peers
+from gpu_work import gpu_peers
+from gpu_work.device_limits import DeviceLimits
+from gpu_work.float32_check import Row, checked
+from gpu_work.gpu_stages import LEAST_NEW, Sizes, Stage, Work, fitted
+from gpu_work.queued_steps import queued
+from networks.random_models import mx
+from peers.completing import Completing
+from racing.agreement import DisagreementError
+
 import numpy as np
-from agreement import DisagreementError
-from completing import Completing
-from device_limits import DeviceLimits
 from external_peers import external
-from float32_check import Row, checked
-from gpu_stages import LEAST_NEW, Sizes, Stage, Work, fitted
 from mlx_bulk.configs.schema import BatchConfig
 from mlx_bulk.kernels import backend
 from mlx_bulk.kernels.sampling import logit_memory
@@ -25,8 +28,6 @@ from mlx_bulk.runner.core.errors import OutOfRoom, first_line, is_out_of_memory
 from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.models.device_memory import kv_bytes
 from mlx_bulk.runner.models.loader import LanguageModel
-from queued_steps import queued
-from random_models import mx
 
 SHORTAGE = "out of memory"
 STEPWISE = "ours_step_by_step"

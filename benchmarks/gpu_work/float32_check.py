@@ -15,11 +15,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from networks.random_models import mx
+from racing.agreement import DEVIATIONS, DisagreementError
+
 import numpy as np
-from agreement import DEVIATIONS, DisagreementError
 from mlx.utils import tree_map
 from numpy.typing import NDArray
-from random_models import mx
 
 ROW, ONE, SPREAD = 3.0, 4.0, 2.0
 FLOOR = 1e-3  # natural-log units

@@ -3,8 +3,8 @@
 from functools import cache
 from typing import Any
 
-import random_models
-import shapes
+from networks import random_models, shapes
+
 from mlx import nn
 from mlx_bulk.configs.schema import BatchConfig
 from mlx_bulk.runner.checks.engine_setup import fit

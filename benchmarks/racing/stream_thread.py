@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from shapes import mx
+from networks.shapes import mx
 
 TASKS = Path("/proc/self/task")
 STEPS = 8  # of a piece

@@ -32,7 +32,8 @@ GRAPH = "graph.onnx"  # in a folder of an encoder
 
 def save(folder: Path, name: str) -> tuple[int, int]:
     """Writes the checkpoint, and an encoder's graph; returns the parameters, and the ids that its tokenizer has."""
-    import shapes  # the BLAS must be in before mlx
+    from networks import shapes  # the BLAS must be in before mlx
+
     import torch
     import transformers
 

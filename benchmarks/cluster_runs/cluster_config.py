@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-DEMO = Path(__file__).parents[1] / "configs" / "demo"
+DEMO = Path(__file__).parents[2] / "configs" / "demo"
 
 
 def write(folder: Path, rows: int, **sections: Any) -> Path:

@@ -10,7 +10,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import shapes  # opens the BLAS before mlx
+from networks import shapes
+
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_bulk.runner.models.checkpoint import Checkpoint
 from mlx_bulk.runner.models.loader import LanguageModel, has_scales

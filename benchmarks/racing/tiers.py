@@ -6,7 +6,7 @@
 import os
 from dataclasses import dataclass
 
-from results import SHARE, Row
+from racing.result_table import SHARE, Row
 
 VARIABLE = "MLX_BULK_CPU"
 FOR_PEERS = {  # MKL and NumPy's OpenBLAS; torch's own loops; oneDNN

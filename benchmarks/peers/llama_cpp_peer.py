@@ -12,12 +12,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import gguf_file
+from networks import gguf_file
+from peers.completing import Completing
+from racing import tiers
+from racing.turns import THREADS
+
 import numpy as np
-import tiers
-from completing import Completing
 from numpy.typing import NDArray
-from turns import THREADS
 
 BATCH, MICRO_BATCH = 2048, 512  # tokens of a call, and of what it computes at once
 Ids = list[int]

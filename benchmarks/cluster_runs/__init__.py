@@ -1,0 +1,1 @@
+"""Processes and settings of the runs over workers that the programs ``cluster_*.py`` start."""
