@@ -271,8 +271,8 @@ def test_the_first_line_names_the_device_or_says_that_there_is_none():
 def test_a_program_that_is_stopped_leaves_no_process_behind(tmp_path: Path):
     """The stage's process says who it is and then computes for long."""
     program = (
-        "import os, sys; sys.argv = ['gpu.py', '--results', 'gpu.json']; import gpu, stage_process; from pathlib import Path;"
-        "stage_process.PROGRAM = Path('hangs.py'); gpu.main()"
+        "import os, sys; sys.argv = ['gpu.py', '--results', 'gpu.json']; import gpu; from gpu_work import stage_process;"
+        "from pathlib import Path; stage_process.PROGRAM = Path('hangs.py'); gpu.main()"
     )
     (tmp_path / "hangs.py").write_text("import os, sys, time; print('pid', os.getpid(), file=sys.stderr, flush=True); time.sleep(600)")
     env = os.environ | {"PYTHONPATH": str(BENCHMARKS)}
