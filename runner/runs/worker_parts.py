@@ -1,5 +1,7 @@
 """Reads what each worker of a run has done: from workers.jsonl, and from workers.json, which has its memory and the time it had rows."""
 
+from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -8,6 +10,8 @@ from typing import Any, Self
 from ..files.checked_json import read_document
 from ..files.checked_lines import read_lines
 from ..store.paths import RunPaths
+
+Ranges = dict[int, list[list[int]]]  # of a shard: the first and the last position of each run of rows
 
 
 @dataclass(slots=True)
@@ -45,10 +49,10 @@ class WorkerPart:
 def worker_parts(paths: RunPaths) -> list[WorkerPart]:
     """Returns the workers of all sessions, those with the most rows first; none for a run without workers.
 
-    A row that two workers have done counts for both. What workers.json says of a worker counts, even where it is some seconds old:
-    workers.jsonl may have rows twice that were sent twice. Leaves damaged lines out.
+    A row that two workers have done counts for both; one that a worker has sent twice counts once. workers.json is written every few
+    seconds: where a driver was killed, workers.jsonl knows of more rows, and then counts. Leaves damaged lines out.
     """
-    parts: dict[str, WorkerPart] = {}
+    parts, named = dict[str, WorkerPart](), defaultdict[str, Ranges](dict)
     for line in read_lines(paths.workers):
         end = datetime.fromisoformat(line["time"])
         begin = end - timedelta(seconds=line.get("seconds", 0.0))
@@ -56,13 +60,30 @@ def worker_parts(paths: RunPaths) -> list[WorkerPart]:
         part.again += line.get("again", 0)
         if "rows" in line:
             part.seconds += max(0.0, (end - max(begin, part.seen)).total_seconds())  # it has several leases at a time
-            part.rows += line["rows"]
             part.seen = max(part.seen, end)
+            if "ranges" in line:
+                named[part.worker].setdefault(line["shard"], []).extend(line["ranges"])
+            else:
+                part.rows += line["rows"]
+    finished = {worker: sum(map(_count, ranges.values())) for worker, ranges in named.items()}
+    for worker, rows in finished.items():
+        parts[worker].rows += rows
     for now in _parts_now(paths):
         part = parts.setdefault(now.worker, WorkerPart(now.worker, now.seen))
-        part.rows, part.seconds, part.peak_memory_bytes = now.rows, now.seconds, now.peak_memory_bytes
+        if now.rows >= finished.get(now.worker, 0):
+            part.rows, part.seconds = now.rows, now.seconds
+        part.peak_memory_bytes = now.peak_memory_bytes
         part.seen = max(part.seen, now.seen)
     return sorted(parts.values(), key=lambda part: (-part.rows, part.worker))
+
+
+def _count(ranges: Sequence[list[int]]) -> int:
+    """Returns how many positions lie in any of the ranges, of which both ends belong to them."""
+    count, behind = 0, 0  # behind: the first position after all ranges so far
+    for first, last in sorted(ranges):
+        count += max(0, last + 1 - max(first, behind))
+        behind = max(behind, last + 1)
+    return count
 
 
 def _parts_now(paths: RunPaths) -> list[WorkerPart]:

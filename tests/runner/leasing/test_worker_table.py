@@ -3,6 +3,10 @@
 from pathlib import Path
 
 import pytest
+from mlx_bulk.runner.files.checked_json import read_document
+from mlx_bulk.runner.leasing.lease_log import LeaseLog
+from mlx_bulk.runner.leasing.open_lease import OpenLease
+from mlx_bulk.runner.leasing.row_set import RowSet
 from mlx_bulk.runner.leasing.worker_table import WorkerTable
 from mlx_bulk.runner.runs.run_dir import RunDir
 from mlx_bulk.runner.runs.worker_parts import worker_parts
@@ -43,6 +47,21 @@ def test_ended_leases_count_where_the_table_does_not_tell_of_their_worker(tmp_pa
         for worker, rows in (("mac-1", 30), ("mac-1", 20), ("mac-2", 4)):  # of the 20, some were done before
             run.add_lease({"worker": worker, "shard": 0, "rows": rows, "seconds": 1.0})
         assert [(part.worker, part.rows) for part in worker_parts(run)] == [("mac-1", 30), ("mac-2", 4)]
+
+
+def test_rows_that_the_table_has_not_told_of_when_the_driver_died_count_once(tmp_path: Path):
+    """workers.json is some seconds old then. A row that was sent twice counts once."""
+    with RunDir.open(tmp_path / "run") as run:
+        table, log = WorkerTable(run), LeaseLog(run)
+        table.note_rows("mac-1", 3)
+        table.note()
+        for shard, positions in ((0, {0, 1, 2}), (0, {2, 3, 7}), (1, {0, 1})):
+            log.note_done(OpenLease("1", "mac-1", RowSet(shard, []), 1.0), positions, 11.0)
+        log.note_done(OpenLease("2", "mac-2", RowSet(1, []), 1.0), {5}, 11.0)
+        found = [(part.worker, part.rows) for part in worker_parts(run)]
+        WorkerTable(run).note()  # the next start
+        assert [part["rows"] for part in read_document(run.workers_now)["workers"]] == [7, 1]
+    assert found == [("mac-1", 7), ("mac-2", 1)]
 
 
 def test_the_next_start_goes_on_from_what_the_last_one_has_noted(tmp_path: Path):
