@@ -39,7 +39,14 @@ _GIVEN = {
 @click.command("batch", cls=RepeatableCommand)
 @click.argument("requests", type=str)
 @click.option("--model", required=True, help="demo, a local folder, or a Hugging Face repo id; it answers whatever model the lines name.")
-@click.option("--to", required=True, metavar="PATH", help="Folder for output.jsonl and errors.jsonl; or a file .jsonl for all lines.")
+@click.option(
+    "--to",
+    "--output",
+    "to",
+    required=True,
+    metavar="PATH",
+    help="Folder for output.jsonl and errors.jsonl; or a file .jsonl for all lines.",
+)
 @click.option("--limit", type=int, help="Answers the first so many lines.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Sets a key of the config, for what lines leave out.")
 @click.option("--plan", is_flag=True, help="Shows what there is to do and what it takes, and ends.")

@@ -37,6 +37,18 @@ def test_a_file_of_answers(bench: Bench, words: list[str]):
     assert (bench.root / "answers.jsonl.run" / "run.json").is_file()
 
 
+def test_the_advice_of_runs_to_choose_another_output_holds_here(bench: Bench, words: list[str]):
+    to = bench.root / "answers"
+    assert batch(*words, "--to", str(to), "-q").exit_code == 0
+    bench.write_rows([*LINES[:2], chat("d", max_tokens=3)], "requests.jsonl")
+    refused = batch(*words, "--to", str(to))
+    assert refused.exit_code == 4
+    assert "choose another --output" in refused.stderr
+    other = bench.root / "other.jsonl"
+    assert batch(*words, "--output", str(other), "-q").exit_code == 0
+    assert [line["custom_id"] for line in read_lines(other)] == ["a", "b", "d"]
+
+
 def test_settings_and_a_plan(bench: Bench, words: list[str]):
     to = bench.root / "answers.jsonl"
     planned = batch(*words, "--to", str(to), "--plan")
