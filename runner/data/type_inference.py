@@ -5,10 +5,11 @@ A column of varying types, or of a type that Arrow can't hold, is kept as JSON t
 """
 
 import json
+import math
 from base64 import b64encode
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 
@@ -117,8 +118,20 @@ class Column:
 
 
 def json_text(value: Any) -> str:
-    """Returns any column value as JSON: bytes in base64, dates and decimals as their strings."""
-    return json.dumps(value, ensure_ascii=False, default=_scalar_text)
+    """Returns any column value as JSON: bytes in base64; dates, decimals, and numbers that JSON lacks as strings ("Infinity", "NaN")."""
+    try:
+        return json.dumps(value, ensure_ascii=False, default=_scalar_text, allow_nan=False)
+    except ValueError:
+        return json.dumps(_named_numbers(value), ensure_ascii=False, default=_scalar_text)
+
+
+def _named_numbers(value: Any) -> Any:
+    """Returns a value with the names of its numbers that are not finite in their places."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return json.dumps(value)
+    if isinstance(value, Mapping):
+        return {name: _named_numbers(one) for name, one in cast("Mapping[str, Any]", value).items()}
+    return [_named_numbers(one) for one in cast("list[Any]", value)] if isinstance(value, list | tuple) else value
 
 
 def _scalar_text(value: object) -> str:

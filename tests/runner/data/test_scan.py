@@ -18,7 +18,7 @@ from mlx_bulk.runner.data.reader import read_rows
 from mlx_bulk.runner.data.scan import accept_stdin, scan
 from mlx_bulk.runner.data.scan_result import Scan
 from mlx_bulk.runner.data.spooled_stdin import drop_spooled
-from mlx_bulk.runner.data.type_inference import JSON_METADATA
+from mlx_bulk.runner.data.type_inference import JSON_METADATA, json_text
 from mlx_bulk.runner.store.arrow_builder import record_batch
 
 from ..support.input_scans import jsonl, scanned
@@ -74,6 +74,17 @@ def test_json_types(tmp_path: Path, values: list[Any], expected: str) -> None:
         assert [row["c"] if row["c"] is None else json.loads(row["c"]) for row in kept] == values
     elif not expected.startswith("struct"):
         assert [row["c"] for row in kept] == values
+
+
+def test_numbers_that_json_lacks_are_named_in_json_text() -> None:
+    value = {"a": float("inf"), "b": [1.5, float("nan"), {"c": -float("inf")}], "d": Decimal("1.5"), "e": (float("inf"), None)}
+    text = json_text(value)
+    assert json.loads(text, parse_constant=pytest.fail) == {
+        "a": "Infinity",
+        "b": [1.5, "NaN", {"c": "-Infinity"}],
+        "d": "1.5",
+        "e": ["Infinity", None],
+    }
 
 
 def test_deeply_nested_values_become_json(tmp_path: Path) -> None:
