@@ -104,7 +104,8 @@ def parse_object(raw: bytes) -> dict[str, Any]:
         if _SURROGATE.search(raw):
             json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
-        mark = "a byte order mark in the middle of the file" if text.startswith("\ufeff") else f"{error.msg} at column {error.pos + 1}"
+        fault = f"{error.msg.removesuffix(' at')} at column {error.pos + 1}"  # some of Python's messages end so, for a place to follow
+        mark = "a byte order mark in the middle of the file" if text.startswith("\ufeff") else fault
         raise UnreadableError(f"not valid JSON: {mark}", text) from None
     except UnicodeEncodeError:
         raise UnreadableError("holds half of a surrogate pair (\\ud800-\\udfff), which is no character", text) from None

@@ -1,6 +1,7 @@
 """Ten thousand malformed lines of all kinds among good rows. Good rows are read, and errors name the lines of bad ones."""
 
 import json
+import re
 from pathlib import Path
 from random import Random
 
@@ -12,7 +13,7 @@ from mlx_bulk.runner.core.requests import BadRow, Row
 from mlx_bulk.runner.data.reader import read_rows
 from mlx_bulk.runner.data.scan import scan
 from mlx_bulk.runner.formats.entry import UnreadableError
-from mlx_bulk.runner.formats.line_formats import line_entries
+from mlx_bulk.runner.formats.line_formats import line_entries, parse_object
 from mlx_bulk.runner.formats.source import Source
 
 from ...malformed import BLANK, UNREADABLE, UNUSABLE, good, line_of
@@ -76,3 +77,16 @@ def test_each_kind_is_what_it_is_called(tmp_path: Path, kind: str) -> None:
             messages.append(str(error))
     assert len(messages) == (0 if kind in UNUSABLE else 20)
     assert all(len(message) < 120 and message.isprintable() for message in messages)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"a": "cut o', "not valid JSON: Unterminated string starting at column 7"),
+        ('{"a": "tab\t"}', "not valid JSON: Invalid control character at column 11"),
+        ('{"a": 1,', "not valid JSON: Expecting property name enclosed in double quotes at column 9"),
+    ],
+)
+def test_the_message_names_the_column_once(line: str, message: str) -> None:
+    with pytest.raises(UnreadableError, match=f"^{re.escape(message)}"):
+        parse_object(line.encode())
