@@ -30,7 +30,7 @@ from ...runner.pipeline.job import ConfigFiles, Grouping, Parts
 from ...runner.templates.prompt_templates import AnyPrompt, compile_prompt
 from ...runner.text.stop_strings import cut_at_stop
 from ..statistics.completion_stats import completion_statistics
-from ..statistics.kv_table import kv_closing
+from ..statistics.completion_table import completion_closing
 from .completion_answers import CompletionAnswers
 from .completion_columns import completion_fields, echoed
 from .grammar_check import require_grammar
@@ -128,8 +128,8 @@ class GenerateJob:
         return None
 
     def closing(self, statistics: pa.Table) -> str:
-        """Returns what quantized keys and values changed, where they were; else the last line is enough."""
-        return kv_closing(statistics)
+        """Returns how many prompts were cut and what quantized keys and values changed, where that was so; else the last line is enough."""
+        return completion_closing(statistics)
 
     @property
     def wanted(self) -> LogprobOptions:
@@ -205,11 +205,11 @@ class GenerateJob:
         keep = max(1, self.parts.context - sampling.max_tokens, self.parts.context // 2)
         sampling = _with_max_tokens(sampling, self.parts.context - keep)
         if policy == "truncate_right":
-            return Prompt(prompt.text, prompt.ids[:keep], prompt.offsets[:keep]), sampling
+            return replace(prompt, ids=prompt.ids[:keep], offsets=prompt.offsets[:keep], cut=True), sampling
         index = np.arange(n - keep, n)
         if keep > 1 and prompt.ids[0] == self.parts.tokenizer.bos:
             index[0] = 0
-        return Prompt(prompt.text, prompt.ids[index], prompt.offsets[index]), sampling
+        return replace(prompt, ids=prompt.ids[index], offsets=prompt.offsets[index], cut=True), sampling
 
     # ------------------------------------------------------------------------------------------- outcome -> record
 
@@ -249,6 +249,7 @@ class GenerateJob:
             "stop_reason": outcome.stop_reason,
             "grammar_complete": outcome.grammar_complete,
             "truncated": outcome.finish_reason == "length",
+            "prompt_cut": prompt.cut,
             "prompt_tokens": len(prompt.ids),
             "completion_tokens": len(outcome.ids),
             "prompt_ids": self.parts.plain(prompt.ids),
