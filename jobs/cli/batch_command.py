@@ -15,6 +15,7 @@ import click
 
 from ...configs.errors import ConfigError
 from ...runner.data.input_folder import is_input
+from ...runner.runs.file_place import require_outside_runs, require_regular_files
 from ..openai.endpoints import EMBEDDINGS
 from ..supervision.supervisor_link import Link
 from ..terminal.console import one_line_errors, print_message, set_log
@@ -126,12 +127,16 @@ def _job_of(requests: str) -> str:
 
 
 def _require_place(requests: str, answers: Path, overwrite: bool) -> None:
-    """Raises ConfigError where the answers would replace the requests, be read as such, or replace files that are not of this run."""
+    """Raises ConfigError where the answers would replace the requests, be read as such, replace files that are not of this run, or lie
+    in a run directory.
+    """
     run = run_folder(answers)
     files = [answers] if answers.suffix == ".jsonl" else [answers / "output.jsonl", answers / "errors.jsonl"]
     for file in files:
         if is_input([requests], file):
             raise ConfigError(f"--to {answers}: {file} is one of the requests, or would be read as such; choose another place")
+    require_outside_runs(f"--to {answers}", files)
+    require_regular_files(f"--to {answers}", files)
     there = [file for file in files if file.exists()]
     if there and not overwrite and not (run / "run.json").exists():
         raise ConfigError(f"--to {answers}: {there[0]} is there already, and no run of this command ({run}); --overwrite replaces it")

@@ -19,6 +19,7 @@ from ...runner.core.errors import OutOfRoom
 from ...runner.data.input_folder import is_input
 from ...runner.files.atomic import replacing
 from ...runner.files.file_stamp import sha256
+from ...runner.runs.file_place import link_target, require_outside_runs, require_regular_files
 from .openai_files import BatchFiles
 from .result import ExportResult
 from .source import ExportedRun, batches_with_progress
@@ -34,8 +35,8 @@ def export_files(source: ExportedRun, kind: str, to: str, *, overwrite: bool) ->
     """Writes the run's records as the format ``kind`` to ``to``: a file, or a folder (an existing one, or a name that ends in /).
 
     A folder gets ``results`` (of openai: ``output``), ``errors`` where rows are quarantined, and last their lines in SHA256SUMS, where
-    those of other exports stay. Raises ConfigError for an existing target without ``overwrite``, for one in the run directory, and
-    for a job that the format cannot hold.
+    those of other exports stay. An existing link stays too, and its target is replaced. Raises ConfigError for an existing target
+    without ``overwrite``, for one in the directory of any run, and for a job that the format cannot hold.
     """
     _require_format(source, kind)
     if kind == "openai":  # a line holds all samples of a row
@@ -56,12 +57,12 @@ def export_files(source: ExportedRun, kind: str, to: str, *, overwrite: bool) ->
     result = ExportResult(to, source.records)
     failures = errors if source.errors and kind in WRITERS else None
     with _write_errors(to):
-        _link_target(results).parent.mkdir(parents=True, exist_ok=True)
+        link_target(results).parent.mkdir(parents=True, exist_ok=True)
         own = [path.name for path in (results, errors) if path is not None]
         if sums is not None:  # what an earlier export said would not fit the new results
             _merge_sums(sums, own, [])
         if errors is not None:
-            _link_target(errors).unlink(missing_ok=True)
+            link_target(errors).unlink(missing_ok=True)
         _write(result, results, write)
         if failures is not None:
             _write(result, failures, _table(kind, source, source.failures(), source.errors))
@@ -105,7 +106,7 @@ def _eos(source: ExportedRun) -> int | None:
 
 
 def _write(result: ExportResult, path: Path, write: Callable[[BinaryIO], Notes]) -> None:
-    with replacing(_link_target(path)) as file:
+    with replacing(link_target(path)) as file:
         result.notes += write(file)
     result.files.append((sha256(path), str(path)))
 
@@ -137,15 +138,10 @@ def _name_of(line: bytes) -> bytes:
 def _write_sums(sums: Path, lines: list[bytes]) -> None:
     """Replaces SHA256SUMS; without lines there is none."""
     if not lines:
-        _link_target(sums).unlink(missing_ok=True)
+        link_target(sums).unlink(missing_ok=True)
         return
-    with replacing(_link_target(sums)) as file:
+    with replacing(link_target(sums)) as file:
         file.writelines(lines)
-
-
-def _link_target(path: Path) -> Path:
-    """Resolves links: an existing link stays, and its target is replaced."""
-    return Path(os.path.realpath(path))
 
 
 def _require_format(source: ExportedRun, kind: str) -> None:
@@ -172,11 +168,8 @@ def _require_place(source: ExportedRun, to: str, paths: list[Path], sums: Path |
     """Refuses a place that holds other things. ``sums`` may be there: lines are added to it."""
     if to == "-":
         raise ConfigError("--to -: an export appears whole or not at all, which a stream cannot; name a file (./- is one of that name)")
-    written = [*paths, *([] if sums is None else [sums])]
-    if any(_link_target(path).is_relative_to(source.run.resolve()) for path in (Path(to), *written)):
-        raise ConfigError(f"--to {to}: lies in the run directory, which holds the run's own files alone; choose another place")
-    if other := [path for path in paths if path.exists() and not path.is_file()]:
-        raise ConfigError(f"--to {to}: {other[0]} is there and is no regular file (a folder, a device, a pipe); name another file")
+    require_outside_runs(f"--to {to}", [*paths, *([] if sums is None else [sums])])
+    require_regular_files(f"--to {to}", paths)
     if own := [path for path in paths if path.exists() and is_input(_input_paths(source), path)]:
         raise ConfigError(f"--to {to}: {own[0]} is the run's input, or would be read as such; choose another place")
     if not overwrite and (there := [path for path in paths if path.exists()]):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from importlib.metadata import version
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .charts import Chart
@@ -17,6 +18,9 @@ from .svg import drawn
 
 if TYPE_CHECKING:
     from markupsafe import Markup
+
+# What the head of each page has in front of any text of a run, as the template says it.
+_BEGIN, _MARK, _HEAD_BYTES = b"<!doctype html>", b'<meta name="generator" content="mlx-bulk ', 2048
 
 _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
 
@@ -106,6 +110,16 @@ def render_page(page: Page) -> bytes:
         version=version("mlx-bulk"),
     )
     return text.encode("utf-8", "backslashreplace")
+
+
+def is_page_file(path: Path) -> bool:
+    """Returns True for a file that begins as each page does; False also where it is missing or cannot be read."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except OSError:
+        return False
+    return head.startswith(_BEGIN) and _MARK in head.partition(b"<title>")[0]
 
 
 def _breakable(text: str) -> "Markup":

@@ -10,11 +10,12 @@ from pathlib import Path
 from ...configs.errors import BulkError, ConfigError
 from ...runner.files.atomic import atomic_write, make_folder
 from ...runner.files.disk_space import room_on
+from ...runner.runs.file_place import require_outside_runs, require_regular_files
 from ...runner.runs.run_files import is_sweep
 from ...runner.store.paths import RunPaths
 from .compare_page import pair_page
 from .eval_page import eval_page, is_evaluation
-from .page import Page, render_page
+from .page import Page, is_page_file, render_page
 from .run_page import run_page
 from .sweep_page import sweep_page
 
@@ -22,18 +23,26 @@ log = logging.getLogger("mlx_bulk")
 
 
 def write_report(run: Path, to: Path | None = None) -> Path:
-    """Writes the report of the run directory or sweep folder ``run``, whole, and says where: ``to``, or report.html in it.
+    """Writes the report of the run directory or sweep folder ``run``, whole, and says where: ``to``, or report.html in ``run``.
 
     Raises RunDirError where it is neither, where a committed part is missing or damaged, ConfigError where ``to`` is there and no
-    regular file, and OutOfRoom.
+    page of ours, or lies in a run directory and is not the default place, and OutOfRoom.
     """
+    own = RunPaths(run).report
+    place = own if to is None else _file_of(to)
+    if _is_same_name(place, own):
+        require_regular_files(f"report {run}", [place])
+    else:
+        _require_place(f"--to {to}", place)
     page = sweep_page(run) if is_sweep(run) else eval_page(run) if is_evaluation(run) else run_page(run)
-    return _written(page, RunPaths(run).report if to is None else to)
+    return _written(page, place)
 
 
 def report_of_pair(a: Path, b: Path, to: Path) -> Path:
-    """Writes the comparison of two runs to ``to``. Raises as ``write_report``."""
-    return _written(pair_page(a, b), to)
+    """Writes the comparison of two runs to ``to``, and says where. Raises as ``write_report``; no place in a run directory is free."""
+    place = _file_of(to)
+    _require_place(f"--html {to}", place)
+    return _written(pair_page(a, b), place)
 
 
 def report_at_end(folder: Path) -> None:
@@ -57,11 +66,25 @@ def say_left_out(folder: Path, why: str) -> None:
     log.warning("report.html was not written: %s. The run is complete; mlx-bulk report %s writes it.", why.rstrip("."), folder)
 
 
-def _written(page: Page, to: Path) -> Path:
+def _file_of(to: Path) -> Path:
+    return to / "report.html" if to.is_dir() else to
+
+
+def _is_same_name(one: Path, other: Path) -> bool:
+    """Returns True for two ways to one name in a folder. Where that name is a link does not matter: writing replaces it."""
+    return one.name == other.name and one.parent.resolve() == other.parent.resolve()
+
+
+def _require_place(option: str, place: Path) -> None:
+    """Refuses a place that holds other things than a page. ``place`` may be a link, which the page replaces."""
+    require_outside_runs(option, [place, place.parent])
+    require_regular_files(option, [place])
+    if place.exists() and not is_page_file(place):
+        raise ConfigError(f"{option}: {place} is there already and is no page of mlx-bulk's; name another file, or remove this one")
+
+
+def _written(page: Page, target: Path) -> Path:
     content = render_page(page)
-    target = to / "report.html" if to.is_dir() else to
-    if target.exists() and not target.is_file():  # writing renames over it: a device would be gone
-        raise ConfigError(f"{target} is there and is no regular file (a folder, a device, a pipe); name another file")
     with room_on(target.parent):
         make_folder(target.parent)
         atomic_write(target, content, f".{os.getpid()}")

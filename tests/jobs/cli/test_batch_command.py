@@ -95,6 +95,23 @@ def test_answers_never_replace_the_requests(bench: Bench, monkeypatch: pytest.Mo
     assert Path("requests.jsonl").read_bytes() == Path("output.jsonl").read_bytes() == before
 
 
+def test_a_place_that_the_answers_cannot_have_is_refused_before_the_run(bench: Bench, words: list[str]):
+    first = bench.root / "first"
+    assert batch(*words, "--to", str(first)).exit_code == 0
+    before = sorted(bench.root.rglob("*"))
+    for to, said in (
+        ("first/run/answers.jsonl", f"lies in the run directory {first}/run, which holds"),
+        ("first/run/answers", f"lies in the run directory {first}/run, which holds"),
+        ("folder.jsonl", f"{bench.root}/folder.jsonl is there and is no regular file"),
+    ):
+        (bench.root / "folder.jsonl").mkdir(exist_ok=True)
+        refused = batch(*words, "--to", str(bench.root / to), "--overwrite")
+        assert refused.exit_code == 2
+        assert f"mlx-bulk: --to {bench.root / to}: {said}" in refused.stderr
+    (bench.root / "folder.jsonl").rmdir()
+    assert sorted(bench.root.rglob("*")) == before
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [

@@ -193,6 +193,17 @@ def test_the_run_directory_is_no_place(generated: Done):
     assert sorted(path.name for path in generated.output.rglob("*")) == before
 
 
+def test_the_directory_of_another_run_is_no_place(generated: Done, scored: dict[str, Done]):
+    other = scored["text"].output
+    before = (other / "run.json").read_bytes()
+    for to in ("run.json", "new.csv"):
+        refused = export(generated.output, "csv", other / to, "--overwrite", code=2)
+        said = f"lies in the run directory {other}, which holds the run's own files alone; choose another place"
+        assert refused.stderr == f"mlx-bulk: --to {other / to}: {said}\n"
+    assert (other / "run.json").read_bytes() == before
+    assert not (other / "new.csv").exists()
+
+
 # ------------------------------------------------------------------------------------------------------------ refused
 
 

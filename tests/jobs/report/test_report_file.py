@@ -1,12 +1,15 @@
 """Tests when ``mlx-bulk report`` writes its page, where it goes, and that a page that fails costs no run."""
 
 import os
+import shutil
 import signal
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from mlx_bulk.jobs.cli.main import cli
 from mlx_bulk.jobs.report import svg
+from mlx_bulk.jobs.report.page import Page, is_page_file, render_page
 
 from ..support.bench import Bench
 
@@ -109,6 +112,79 @@ def test_no_device_or_pipe_is_replaced(bench: Bench):
     assert (result.exit_code, result.stdout) == (2, "")
     assert f"{pipe} is there and is no regular file" in result.stderr
     assert pipe.is_fifo()
+
+
+def refused(*words: str | Path) -> str:
+    """What a command says that ends with exit code 2 and prints nothing else."""
+    result = CliRunner().invoke(cli, list(map(str, words)))
+    assert (result.exit_code, result.stdout) == (2, ""), result.output
+    return result.stderr
+
+
+def bytes_below(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.usefixtures("no_charts")
+def test_a_run_directory_is_no_place_for_another_file(bench: Bench):
+    done = bench.run()
+    other, link = bench.root / "other", bench.root / "link.html"
+    shutil.copytree(done.output, other)
+    link.symlink_to(done.output / "run.json")
+    (done.output / "outward.html").symlink_to(bench.root / "new.html")
+    (bench.root / "inward").symlink_to(done.output / "results")
+    (other / "report.html").write_text("the page of the other run")
+    [part] = (done.output / "results").glob("part-*.arrow")
+    before = bytes_below(bench.root)
+    run = ("report", done.output)
+    pair = ("compare", done.output, other)
+    for to in ("run/run.json", part, "run/new.html", "run/new/two.html", "run/outward.html", "link.html", "inward/new.html", "other"):
+        assert f"--to {bench.root / to}: lies in the run directory" in refused(*run, "--to", bench.root / to)
+        assert f"--html {bench.root / to}: lies in the run directory" in refused(*pair, "--html", bench.root / to)
+    assert f"lies in the run directory {done.output}, which holds" in refused(*pair, "--html", done.output / "report.html")
+    assert bytes_below(bench.root) == before
+    assert (done.output / "outward.html").is_symlink()
+
+
+@pytest.mark.usefixtures("no_charts")
+def test_the_default_place_may_be_named(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    done = bench.run()
+    (done.output / "report.html").write_text("by hand")
+    monkeypatch.chdir(bench.root)
+    Path("linked").symlink_to("run")
+    for to in ("run", "run/report.html", "linked/report.html"):
+        assert CliRunner().invoke(cli, ["report", str(done.output), "--to", to]).exit_code == 0
+        assert is_page_file(done.output / "report.html")
+        (done.output / "report.html").write_text("by hand")
+
+
+@pytest.mark.usefixtures("no_charts")
+def test_only_a_page_is_replaced(bench: Bench):
+    done, rows = bench.run(), bench.root / "rows.jsonl"
+    page, empty, foreign = bench.root / "page.html", bench.root / "empty", bench.root / "foreign.html"
+    empty.touch()
+    foreign.write_text("<!doctype html>\n<title>mlx-bulk</title>")
+    before = {path: path.read_bytes() for path in (rows, empty, foreign)}
+    for words in (("report", done.output, "--to"), ("compare", done.output, done.output, "--html")):
+        for path in before:
+            said = f"{path} is there already and is no page of mlx-bulk's; name another file, or remove this one"
+            assert refused(*words, path) == f"mlx-bulk: {words[-1]} {path}: {said}\n"
+        for _ in range(2):
+            result = CliRunner().invoke(cli, [*map(str, words), str(page)])
+            assert (result.exit_code, result.stdout) == (0, f"{page}\n"), result.output
+    assert {path: path.read_bytes() for path in before} == before
+
+
+@pytest.mark.usefixtures("no_charts")
+def test_a_page_is_known_by_its_head(tmp_path: Path):
+    path = tmp_path / "page.html"
+    assert not is_page_file(path)
+    path.write_bytes(render_page(Page("A title", "a line below")))
+    assert is_page_file(path)
+    mark = '<meta name="generator" content="mlx-bulk 1">'
+    for text in (mark, f"<!doctype html><title>{mark}</title>", f"<!doctype html>{' ' * 5000}{mark}"):
+        path.write_text(text)
+        assert not is_page_file(path)
 
 
 @pytest.mark.parametrize("name", ["gone", "empty"])
