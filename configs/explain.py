@@ -104,13 +104,14 @@ def _keys(model: type[Section]) -> set[str]:
 
 def problems(error: ValidationError, values: object, root: type[Section]) -> list[SettingProblem]:
     """Returns one problem a setting, in the order of the schema's checks. ``values``: the config that ``root`` validated."""
-    by_setting: dict[str, SettingProblem] = {}
+    by_setting: dict[str, tuple[tuple[bool, int], SettingProblem]] = {}
     for detail in error.errors(include_url=False):
         setting, problem = _problem(detail, values, root)
-        # A union reports each of its branches; the one that reaches deepest names the offending element.
-        if setting not in by_setting or len(problem.key) > len(by_setting[setting].key):
-            by_setting[setting] = problem
-    return list(by_setting.values())
+        # A union reports each of its branches. One that says itself what is wrong, or reaches deepest, names the offending element.
+        rank = (detail["type"] == "contradiction", len(problem.key))
+        if setting not in by_setting or rank > by_setting[setting][0]:
+            by_setting[setting] = rank, problem
+    return [problem for _, problem in by_setting.values()]
 
 
 def _problem(detail: ErrorDetails, values: object, root: type[Section]) -> tuple[str, SettingProblem]:

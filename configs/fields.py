@@ -60,7 +60,8 @@ def _named(value: str) -> str:
 
 def _distinct(values: list[str]) -> list[str]:
     if len(set(values)) != len(values):
-        raise ValueError("a name stands twice")
+        twice = next(value for place, value in enumerate(values) if value in values[:place])
+        raise contradiction("", f"found {json.dumps(twice, ensure_ascii=False)} twice; expected each once: remove one of the two")
     return values
 
 

@@ -25,7 +25,7 @@ from .column_paths import columns_on, require_column
 from .request_census import RequestCensus
 from .row_key import row_key, row_place
 from .scan_result import VERSION, Scan, ScannedSource, is_surely_unchanged, source_stamp
-from .sources import find_sources
+from .sources import find_distinct_sources
 from .spooled_stdin import keep_spooled, reads_stdin
 from .type_inference import EXACT, Column
 from .unique_keys import KeyDigests
@@ -40,10 +40,10 @@ def scan(data: DataConfig, folder: Path, afresh: bool = False) -> Scan:
 
     stdin is spooled into ``folder``, beside rows that the run keeps there. When the run accepts the input, call ``accept_stdin``, and
     save only then, because the folder may belong to another input. ``afresh``: the content of ``folder`` is another run's. A hub
-    dataset is always scanned anew. Raises DataError for errors that stop the job: missing files, unknown formats, duplicate keys, no
-    such key column.
+    dataset is always scanned anew. Raises DataError for errors that stop the job: missing files, a file that is named twice, unknown
+    formats, duplicate keys, no such key column.
     """
-    sources = find_sources(data, folder, afresh)
+    sources = find_distinct_sources(data, folder, afresh)
     remembered = _remembered(data, sources)
     for path in ([] if afresh else [folder / SCAN_FILE]) + ([] if remembered is None else [remembered]):
         if (saved := _valid_saved_scan(path, data, sources)) is not None:

@@ -4,8 +4,12 @@ Knows file names and bytes, and no rows.
 """
 
 import glob
+import json
 import logging
-from collections.abc import Collection, Sequence
+import os
+import unicodedata
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import cache
@@ -32,17 +36,79 @@ def find_sources(data: DataConfig, spool: Path, afresh: bool = False) -> list[So
     rows kept there are the source. ``afresh``: the rows kept there are another run's. Raises DataError for a path that is missing, no
     regular file, or of unknown format, and for a split that no file has.
     """
+    return [source for _, source in _named_sources(data, spool, afresh)]
+
+
+def find_distinct_sources(data: DataConfig, run: Path, afresh: bool = False) -> list[Source]:
+    """Returns the same for a start of a run. Raises DataError as ``find_sources``, and for a file that is named twice in any spelling.
+
+    ``run``: the run directory. A run that began with such a file, before it was refused, goes on with it.
+    """
+    named = _named_sources(data, run, afresh)
+    if doubles := list(_doubles(named)):
+        path, count = (None, 0) if afresh else _begun_with(run)
+        for earlier, later in doubles:
+            if later >= count and path != data.path:
+                raise DataError(_named_twice(named[earlier], named[later]))
+            log.warning("data.path: %s is read twice, as it was when the run began.", named[later][1].path)
+    return [source for _, source in named]
+
+
+def _named_sources(data: DataConfig, spool: Path, afresh: bool) -> list[tuple[str, Source]]:
+    """Returns each source with the entry of ``data.path`` by which it was found."""
     paths = [data.path] if isinstance(data.path, str) else list(data.path)
     found = [_find(path, data, spool, afresh) for path in paths]
     local = [listing for listing in found if isinstance(listing, Listing)]
     of_hub = data.reads_hub  # then split and config are the hub dataset's
     chosen = set[Source]() if of_hub else _chosen(local, data)
     return [
-        _as_read(source, data)
-        for listing in found
+        (path, _as_read(source, data))
+        for path, listing in zip(paths, found, strict=True)
         for source in (listing.sources if isinstance(listing, Listing) else listing)
         if of_hub or not isinstance(listing, Listing) or source in chosen
     ]
+
+
+def _doubles(named: Sequence[tuple[str, Source]]) -> Iterator[tuple[int, int]]:
+    """Yields the places of each source whose file stands earlier in ``named`` already, with that earlier place.
+
+    Links lead to the file itself. Two hard links are two files: nothing tells which of them is meant to be left out.
+    """
+    seen: dict[tuple[int, int], list[int]] = {}
+    for place, (_, source) in enumerate(named):
+        if source.format == "hub":
+            continue
+        with suppress(OSError):  # a file that is gone meanwhile is told of by whoever reads it
+            status = source.file.stat()
+            others = seen.setdefault((status.st_dev, status.st_ino), [])
+            earlier = [other for other in others if _real_name(named[other][1]) == _real_name(source)]
+            others.append(place)
+            if earlier:
+                yield earlier[0], place
+
+
+def _real_name(source: Source) -> str:
+    """Returns the name of the file without links, and without what some file systems do not tell apart: case, and ways to write é."""
+    return unicodedata.normalize("NFC", os.path.realpath(source.file)).casefold()
+
+
+def _begun_with(run: Path) -> tuple[object, int]:
+    """Returns the ``data.path`` of the run in the directory ``run``, and how many files it has read; None and 0 where there is no run."""
+    try:
+        document = json.loads((run / "run.json").read_bytes())
+        return document["config"]["data"]["path"], len(document["inputs"]["sources"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None, 0
+
+
+def _named_twice(one: tuple[str, Source], other: tuple[str, Source]) -> str:
+    (first, earlier), (second, later) = one, other
+    same = earlier.path == later.path
+    what = f"{later.path} is named twice" if same else f"{later.path} and {earlier.path} are the same file, named"
+    if first != second:
+        return f"data.path: {what} by {first!r} and {second!r}: its rows would be done twice. Name it once."
+    cure = "Write it with one '**'" if same else "Remove one of the two, or list in data.path the files to read"
+    return f"data.path: {what} by {first!r}: its rows would be done twice. {cure}."
 
 
 def _as_read(source: Source, data: DataConfig) -> Source:

@@ -98,6 +98,13 @@ def test_a_section_left_empty_holds_its_defaults(tmp_path: Path) -> None:
             "batch: {prefix_cache: true}",
             "job.yaml: batch.prefix_cache: found true; expected a folder, or null",
         ),
+        ("data: {path: [a, é, é]}", 'job.yaml: data.path: found "é" twice; expected each once: remove one of the two'),
+        ("data: {path: x, keep: [a, b, a]}", 'job.yaml: data.keep: found "a" twice; expected each once: remove one of the two'),
+        (
+            "data: {path: [a, '', '']}",
+            "job.yaml: data.path[1]: found \"\"; expected a file, glob or folder, a list of them, '-', or "
+            "hf:owner/name; --data gives it too",
+        ),
         ("sampling: 3", "job.yaml: sampling: found 3; expected a mapping with " + ", ".join(SamplingConfig.model_fields)),
         (
             "logprobs: {tokens: false, top: 5}",
@@ -106,7 +113,8 @@ def test_a_section_left_empty_holds_its_defaults(tmp_path: Path) -> None:
     ],
 )
 def test_a_message_is_one_line_that_names_the_fix(tmp_path: Path, added: str, line: str) -> None:
-    assert lines(tmp_path, LEAST + added + "\n") == [line]
+    base = LEAST.replace("data: {path: rows.jsonl}\n", "") if added.startswith("data:") else LEAST
+    assert lines(tmp_path, base + added + "\n") == [line]
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,15 @@
 import json
 import logging
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mlx_bulk.configs.data import DataConfig
 from mlx_bulk.runner.core.errors import DataError
-from mlx_bulk.runner.data.sources import find_sources
+from mlx_bulk.runner.data import scan as scans
+from mlx_bulk.runner.data.sources import find_distinct_sources, find_sources
 
 from ...jobs.support.bench import Bench
 
@@ -44,7 +46,9 @@ def test_links_out_of_a_folder_are_not_followed_however_they_get_there(folder: P
 
 
 def test_a_link_to_a_file_of_the_folder_is_read(folder: Path) -> None:
-    (folder / "again.jsonl").symlink_to("sub/rows.jsonl")
+    (folder / "_kept").mkdir()
+    (folder / "_kept" / "rows.jsonl").write_text("{}\n")
+    (folder / "again.jsonl").symlink_to("_kept/rows.jsonl")
     assert found(folder, folder) == ["again.jsonl", "sub/rows.jsonl"]
 
 
@@ -129,3 +133,65 @@ def test_a_run_writes_below_its_input_and_is_continued(bench: Bench) -> None:
     bench.write_rows([{"q": "a"}, {"q": "b"}], "in/rows.jsonl")
     again = bench.run(*options, **sections)
     assert (again.code, len(again.records), again.errors) == (0, 2, [])
+
+
+def twice(paths: str | list[str], run: Path | None = None) -> str:
+    """The words by which a start refuses inputs that hold a file twice."""
+    with pytest.raises(DataError) as refused:
+        find_distinct_sources(DataConfig(path=paths), run or Path("run"))
+    return str(refused.value)
+
+
+def test_a_file_that_is_named_twice_is_refused_with_both_names(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    rows, cost = "sub/rows.jsonl", "its rows would be done twice. Name it once."
+    for first, second in [(rows, f"./{rows}"), ("sub/*.jsonl", rows), (".", "sub"), ("sub", "**/*.jsonl")]:
+        assert twice([first, second]) == f"data.path: {rows} is named twice by {first!r} and {second!r}: {cost}"
+    whole = str(folder / rows)
+    assert twice([rows, whole]) == f"data.path: {whole} and {rows} are the same file, named by {rows!r} and {whole!r}: {cost}"
+    found_twice = f"data.path: {rows} is named twice by '**/**/*.jsonl': its rows would be done twice. Write it with one '**'."
+    assert twice("**/**/*.jsonl") == found_twice
+
+
+def test_a_link_to_a_file_that_is_read_too_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    Path("again.jsonl").symlink_to("sub/rows.jsonl")
+    same = "data.path: sub/rows.jsonl and again.jsonl are the same file, named by"
+    assert twice(["again.jsonl", "sub"]).startswith(f"{same} 'again.jsonl' and 'sub': ")
+    assert twice(".") == f"{same} '.': its rows would be done twice. Remove one of the two, or list in data.path the files to read."
+    assert [source.path for source in find_distinct_sources(DataConfig(path="again.jsonl"), Path("run"))] == ["again.jsonl"]
+
+
+def test_files_with_the_same_rows_are_two_files(folder: Path) -> None:
+    """Copies and hard links have names of their own, and a file that ``data.split`` leaves out is not read twice."""
+    rows = folder / "sub" / "rows.jsonl"
+    (folder / "copy.jsonl").write_bytes(rows.read_bytes())
+    (folder / "hard.jsonl").hardlink_to(rows)
+    assert len(find_distinct_sources(DataConfig(path=str(folder)), folder / "run")) == 3
+    for split in ("train", "test"):
+        (folder / split).mkdir()
+        (folder / split / "a.jsonl").symlink_to(rows)
+    assert len(find_distinct_sources(DataConfig(path=str(folder), split="test"), folder / "run")) == 1
+
+
+def test_names_that_some_file_systems_do_not_tell_apart(folder: Path) -> None:
+    (folder / "É.jsonl").write_text("{}\n")
+    with suppress(FileExistsError):  # raised by such a file system
+        (folder / "e\u0301.jsonl").hardlink_to(folder / "É.jsonl")
+    assert "are the same file" in twice([str(folder / "É.jsonl"), str(folder / "e\u0301.jsonl")])
+
+
+def test_a_run_that_began_with_a_file_twice_goes_on(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = bench.write_rows([{"q": "a"}, {"q": "b"}], "rows.jsonl")
+    paths = [str(rows), f"{rows.parent}/./rows.jsonl"]
+    with monkeypatch.context() as before:
+        before.setattr(scans, "find_distinct_sources", find_sources)
+        assert bench.run(data={"path": paths}).code == 0
+    again = bench.run(data={"path": paths})
+    assert (again.code, len(again.records)) == (0, 4)
+    assert f"data.path: {rows} is read twice, as it was when the run began." in again.stderr
+    assert bench.run("--set", f"data.path={json.dumps([str(rows), f'{rows.parent}/../{rows.parent.name}/rows.jsonl'])}").code == 0
+    third = twice([*paths, str(rows.parent / "*.jsonl")], bench.root / "run")
+    assert f"by {paths[0]!r} and {str(rows.parent / '*.jsonl')!r}" in third
+    refused = bench.run("--overwrite", data={"path": paths})
+    assert (refused.code, refused.last_line, len(refused.records)) == (5, f"mlx-bulk: {twice(paths)}", 4)
