@@ -10,14 +10,17 @@ from .column_paths import lookup
 
 
 def row_key(columns: dict[str, Any], data: DataConfig, position: int) -> str:
-    """Returns the row's key as a string, or its position where no column is the key. Raises UnreadableError for a null or nested key."""
+    """Returns the row's key as a string, or its position where no column is the key.
+
+    Raises UnreadableError for a key that is neither a string nor a number: null, true or false, a list or a mapping.
+    """
     if data.key_column is None:
         return str(position)
     if data.format == "openai":
         return _custom_id(columns.get(data.key_column))
     value = lookup(columns, data.key_column)
-    if value is None or isinstance(value, dict | list | bytes):
-        found = "null or missing" if value is None else f"a {type(value).__name__}"
+    if value is None or isinstance(value, bool | dict | list | bytes):
+        found = "null or missing" if value is None else shown(value) if isinstance(value, bool) else f"a {type(value).__name__}"
         raise UnreadableError(f"the key {data.key_column!r} is {found}; a string or a number is expected", "")
     return str(value)
 
