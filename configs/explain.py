@@ -107,8 +107,9 @@ def problems(error: ValidationError, values: object, root: type[Section]) -> lis
     by_setting: dict[str, tuple[tuple[bool, int], SettingProblem]] = {}
     for detail in error.errors(include_url=False):
         setting, problem = _problem(detail, values, root)
-        # A union reports each of its branches. One that says itself what is wrong, or reaches deepest, names the offending element.
-        rank = (detail["type"] == "contradiction", len(problem.key))
+        # A union reports each of its branches. One that says itself what is wrong, or reaches deepest, names the offending element. Of a
+        # mapping a wrong key goes before its value.
+        rank = (detail["type"] == "contradiction" or _is_of_key(detail["loc"]), len(problem.key))
         if setting not in by_setting or rank > by_setting[setting][0]:
             by_setting[setting] = rank, problem
     return [problem for _, problem in by_setting.values()]
@@ -128,8 +129,17 @@ def _problem(detail: ErrorDetails, values: object, root: type[Section]) -> tuple
             key = ".".join([*names, str(rest[0])])
             return key, unknown(key, list(model.model_fields), root)
         case _:
+            if _is_of_key(rest):
+                element, mapping = _descend(names, rest[:-2], values)
+                written = next((own for own in mapping if rest[-2] in (own, str(own))), rest[-2]) if isinstance(mapping, dict) else rest[-2]
+                return key, SettingProblem(element, f"found the key {shown(written)}; expected {_expected(field, root)}")
             element, value = _descend(names, rest, values)
             return key, SettingProblem(element, f"found {shown(value)}; expected {_expected(field, root)}{_fix(field, value)}")
+
+
+def _is_of_key(loc: tuple[int | str, ...]) -> bool:
+    """Returns True for the location of a fault that lies in a mapping's key, not in its value, as pydantic marks it."""
+    return len(loc) > 1 and loc[-1] == "[key]"
 
 
 def _walk(

@@ -158,7 +158,7 @@ TokenIds = Annotated[list[_TokenId], Expected("a list of token ids")]
 LogitBias = Annotated[
     dict[_TokenId, Annotated[float, Field(ge=-100, le=100)]],
     BeforeValidator(_token_ids, json_schema_input_type=dict[str, float]),
-    Expected("a mapping of token ids to numbers from -100 to 100, each id once"),
+    Expected("a mapping of token ids (0 or above) to numbers from -100 to 100, each id once"),
 ]
 Delimiter = Annotated[
     Annotated[str, AfterValidator(_delimiter)] | None,

@@ -98,6 +98,30 @@ def test_a_section_left_empty_holds_its_defaults(tmp_path: Path) -> None:
             "batch: {prefix_cache: true}",
             "job.yaml: batch.prefix_cache: found true; expected a folder, or null",
         ),
+        *(
+            (
+                f"sampling: {{logit_bias: {{7: 1, {given}: {bias}}}}}",
+                f"job.yaml: sampling.logit_bias: found the key {said}; "
+                "expected a mapping of token ids (0 or above) to numbers from -100 to 100, each id once",
+            )
+            for given, said, bias in [
+                (-1, "-1", 5),
+                ("'-1'", '"-1"', 5),
+                ("x", '"x"', 5),
+                (1.5, "1.5", 5),
+                ("true", "true", 5),
+                (-1, "-1", 500),
+            ]
+        ),
+        (
+            "sampling: {logit_bias: {7: 1, 8: 101}}",
+            "job.yaml: sampling.logit_bias.8: found 101; "
+            "expected a mapping of token ids (0 or above) to numbers from -100 to 100, each id once",
+        ),
+        (
+            "sampling: {columns: {1: t}}",
+            "job.yaml: sampling.columns: found the key 1; expected a mapping of sampling settings to column names",
+        ),
         ("data: {path: [a, é, é]}", 'job.yaml: data.path: found "é" twice; expected each once: remove one of the two'),
         ("data: {path: x, keep: [a, b, a]}", 'job.yaml: data.keep: found "a" twice; expected each once: remove one of the two'),
         (
