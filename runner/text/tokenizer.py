@@ -12,6 +12,7 @@ from copy import copy
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
+from traceback import walk_tb
 from types import MappingProxyType
 from typing import Any
 
@@ -269,7 +270,8 @@ def token_text(content: bytes) -> str:
 def load_tokenizer(folder: Path, chat_template: str | None, template_args: dict[str, Any], trust_remote_code: bool) -> Tokenizer:
     """Loads the tokenizer of a checkpoint's folder. ``chat_template`` is a template or the path of one.
 
-    Raises ModelError if there is no tokenizer, ConfigError if the template can't be read or parsed, and both as ``try_template``.
+    Raises ModelError if there is no tokenizer or config.json is refused, ConfigError if the template can't be read or parsed, and both
+    as ``try_template``.
     """
     from transformers import AutoTokenizer
 
@@ -284,6 +286,8 @@ def load_tokenizer(folder: Path, chat_template: str | None, template_args: dict[
         reason = visible(first_line(error, None))
         if "trust_remote_code" in str(error):
             reason = "it needs code that comes with it; set model.trust_remote_code if you trust it"
+        elif any(Path(frame.f_code.co_filename).stem.startswith("configuration_") for frame, _ in walk_tb(error.__traceback__)):
+            raise ModelError(f"model.path: {folder / 'config.json'} is refused by transformers: {reason}; correct it") from error
         raise ModelError(f"model.path: the tokenizer in {folder} cannot be loaded: {reason}") from error
     # Of some architectures mlx-lm knows the parser of tool calls, for checkpoints that name none.
     if parser := (mlx_lm._tokenizer_defaults(folder) or {}).get("tool_parser_type"):

@@ -209,6 +209,29 @@ def test_tokenizers_that_cannot_be_loaded(tmp_path: Path):
         load_tokenizer(tmp_path, None, {}, trust_remote_code=False)
 
 
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (
+            {"model_type": "gemma2", "query_pre_attn_scalar": 16.0},
+            "Validation error for field 'query_pre_attn_scalar': TypeError: .* expected int, got float \\(value: 16.0\\)",
+        ),
+        ({"model_type": "llama", "num_attention_heads": 3, "hidden_size": 64}, ".*The hidden size"),
+        ({"model_type": "llama", "rope_parameters": {"rope_type": "yarn"}}, ".*Missing required keys in `rope_parameters`"),
+    ],
+)
+def test_a_config_that_transformers_refuses_is_named(tmp_path: Path, config: dict[str, object], reason: str):
+    """It reads the config before the tokenizer, which is not at fault."""
+    copy_tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=rf"^model.path: {tmp_path}/config.json is refused by transformers: {reason}.*; correct it$"):
+        load_tokenizer(tmp_path, None, {}, trust_remote_code=False)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "of mlx-lm alone"}))
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ModelError, match=f"model.path: the tokenizer in {tmp_path} cannot be loaded: "):
+        load_tokenizer(tmp_path, None, {}, trust_remote_code=False)
+
+
 def test_eos_bos_and_size():
     tokenizer = demo()
     assert (tokenizer.eos, tokenizer.bos, tokenizer.size) == (frozenset([EOS]), BOS, VOCABULARY)
