@@ -48,7 +48,8 @@ def _message(message: object, where: str, pictures: bool) -> Message:
     elif content is None and kept.get("tool_calls"):
         kept["content"] = None
     elif not isinstance(content, str):
-        raise RowError("template", f"{where}.content is {shown_value(content)}; a string or a list of text parts is expected")
+        found = shown_value(content) if "content" in message else "missing"
+        raise RowError("template", f"{where}.content is {found}; a string or a list of text parts is expected")
     return kept
 
 
