@@ -42,7 +42,6 @@ def completion_fields(config: GenerateConfig, kept: pa.StructType | None, differ
     fields += [("sample", pa.int32()), ("prompt", pa.large_string()), ("completion", pa.large_string())]
     fields += _parts(config, parts)
     fields += [("finish_reason", pa.string()), ("stop_reason", pa.string()), ("truncated", pa.bool_())]
-    fields += [("prompt_cut", pa.bool_())] if config.prompt.too_long != "error" else []
     fields += [("grammar_complete", pa.bool_())] if parts.grammar else []
     fields += [("prompt_tokens", pa.int32()), ("completion_tokens", pa.int32()), ("prompt_ids", INTS), ("completion_ids", INTS)]
     if logprobs.tokens:

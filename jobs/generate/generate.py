@@ -1,6 +1,7 @@
 """``job: generate``: turns a row into a prompt with sampling parameters and seeds, and a completion into a record."""
 
 import json
+import logging
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -30,7 +31,7 @@ from ...runner.pipeline.job import ConfigFiles, Grouping, Parts
 from ...runner.templates.prompt_templates import AnyPrompt, compile_prompt
 from ...runner.text.stop_strings import cut_at_stop
 from ..statistics.completion_stats import completion_statistics
-from ..statistics.completion_table import completion_closing
+from ..statistics.kv_table import kv_closing
 from .completion_answers import CompletionAnswers
 from .completion_columns import completion_fields, echoed
 from .grammar_check import require_grammar
@@ -41,6 +42,8 @@ from .sequence_breakers import SequenceBreakers
 
 if TYPE_CHECKING:
     from ...runner.grammar.grammars import Grammars
+
+log = logging.getLogger("mlx_bulk")
 
 MAY_DIFFER = frozenset(SAMPLING_FIELDS) - {"max_tokens", "stop", "include_stop", "stop_token_ids", "ignore_eos"}
 
@@ -128,8 +131,8 @@ class GenerateJob:
         return None
 
     def closing(self, statistics: pa.Table) -> str:
-        """Returns how many prompts were cut and what quantized keys and values changed, where that was so; else the last line is enough."""
-        return completion_closing(statistics)
+        """Returns what quantized keys and values changed, where they were; else the last line is enough."""
+        return kv_closing(statistics)
 
     @property
     def wanted(self) -> LogprobOptions:
@@ -203,13 +206,26 @@ class GenerateJob:
                 "shorten it, or set prompt.too_long to truncate_left or truncate_right",
             )
         keep = max(1, self.parts.context - sampling.max_tokens, self.parts.context // 2)
+        self._tell_of_cut(n, keep)
         sampling = _with_max_tokens(sampling, self.parts.context - keep)
         if policy == "truncate_right":
-            return replace(prompt, ids=prompt.ids[:keep], offsets=prompt.offsets[:keep], cut=True), sampling
+            return Prompt(prompt.text, prompt.ids[:keep], prompt.offsets[:keep]), sampling
         index = np.arange(n - keep, n)
         if keep > 1 and prompt.ids[0] == self.parts.tokenizer.bos:
             index[0] = 0
-        return replace(prompt, ids=prompt.ids[index], offsets=prompt.offsets[index], cut=True), sampling
+        return Prompt(prompt.text, prompt.ids[index], prompt.offsets[index]), sampling
+
+    def _tell_of_cut(self, tokens: int, kept: int) -> None:
+        """Warns once of prompts that are cut: their records look like any other."""
+        if not self._cuts:
+            self._cuts.append(tokens)
+            what = f"a prompt of {tokens:,} tokens was cut to {kept:,}"
+            log.warning("%s to fit the context (prompt.too_long); nothing is said of further ones", what)
+
+    @cached_property
+    def _cuts(self) -> list[int]:
+        """The tokens of the prompt whose cut was told, if any."""
+        return []
 
     # ------------------------------------------------------------------------------------------- outcome -> record
 
@@ -249,7 +265,6 @@ class GenerateJob:
             "stop_reason": outcome.stop_reason,
             "grammar_complete": outcome.grammar_complete,
             "truncated": outcome.finish_reason == "length",
-            "prompt_cut": prompt.cut,
             "prompt_tokens": len(prompt.ids),
             "completion_tokens": len(outcome.ids),
             "prompt_ids": self.parts.plain(prompt.ids),

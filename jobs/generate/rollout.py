@@ -28,7 +28,7 @@ from ..rewards.pool import RewardPool
 from ..rewards.rated_text import rated_input
 from ..rewards.reward_failures import RewardFailures
 from ..statistics.advantages import DEGENERATE, LARGEST, advantages, best, is_degenerate, weighted
-from ..statistics.completion_table import completion_closing
+from ..statistics.kv_table import kv_closing
 from ..statistics.rollout_stats import rollout_statistics
 from ..statistics.rollout_table import rollout_closing
 from .completion_columns import FLOATS, INTS
@@ -236,7 +236,7 @@ class RolloutJob(GenerateJob):
 
     def closing(self, statistics: pa.Table) -> str:
         """Returns the statistics as lines for the terminal."""
-        return "\n".join(filter(None, (rollout_closing(statistics, self.config.policy.watch), completion_closing(statistics))))
+        return "\n".join(filter(None, (rollout_closing(statistics, self.config.policy.watch), kv_closing(statistics))))
 
 
 def _reason(ratings: Ratings, name: str, sample: int, reward: float | None) -> str | None:

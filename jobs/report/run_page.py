@@ -30,7 +30,7 @@ from ..report_data.samples import samples
 from ..report_data.speed_series import Interval, intervals
 from ..report_data.thumbnails import thumbnails
 from ..report_data.vector_figures import texts_of
-from ..statistics.completion_table import kv_words
+from ..statistics.kv_table import kv_words
 from ..statistics.score_table import main_columns, notes
 from ..terminal.tables import count_text, figure
 from .charts import Chart, ChartPoint, lines

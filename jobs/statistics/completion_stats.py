@@ -17,7 +17,7 @@ COUNTS = (
     "completion_tokens",
     "stopped",
     "at_max_tokens",
-    "at_context",  # ended because the context was full, be it with the last of max_tokens
+    "at_context",  # ended because the context was full
     "clipped",  # prompts that left less than max_tokens of the context
     "minus_infinity",  # stored logprobs of tokens that the model gives no chance
     "prompt_scored",  # prompt tokens with a logprob
@@ -27,8 +27,7 @@ COUNTS = (
 def completion_statistics(run: Path, context: int | None, max_tokens: int | None) -> pa.Table:
     """Returns the statistics of a run directory's records. ``max_tokens`` is the config's, None where rows have their own.
 
-    Where completions may be held to a grammar, those that are a whole text of it are counted, and those that are not. Where prompts may be
-    cut, those that were are counted, once a row.
+    Where completions may be held to a grammar, those that are a whole text of it are counted, and those that are not.
     Logprobs are summed in float64 over the stored float32, in input order; a prompt counts once however many samples it has.
     """
     count: dict[str, int] = dict.fromkeys(COUNTS, 0)
@@ -49,9 +48,6 @@ def completion_statistics(run: Path, context: int | None, max_tokens: int | None
             whole: pa.BooleanArray = batch.column("grammar_complete")
             count["grammar_complete"] = count.get("grammar_complete", 0) + whole.true_count
             count["grammar_incomplete"] = count.get("grammar_incomplete", 0) + whole.false_count
-        if "prompt_cut" in batch.schema.names:
-            cut: pa.BooleanArray = batch.column("prompt_cut").filter(pa.array(first))
-            count["prompts_cut"] = count.get("prompts_cut", 0) + cut.true_count
         count["stopped"] += int((~by_length).sum())
         count["at_max_tokens"] += int((by_length & ~full).sum())
         count["at_context"] += int(full.sum())

@@ -17,7 +17,7 @@ from ...runner.runs.throughput import duration
 from ...runner.runs.worker_parts import WorkerPart
 from ..evals.figures import figures_closing
 from ..statistics import rollout_table, score_table
-from ..statistics.completion_table import completion_closing
+from ..statistics.kv_table import kv_closing
 from ..terminal.tables import align_columns, count_text, fold, shorten, sparkline
 
 _LABEL = 10
@@ -73,9 +73,9 @@ def _statistics(status: Status, width: int) -> str:
         case "eval":
             return figures_closing(status.statistics)
         case "rollout":
-            return "\n".join(filter(None, (rollout_table.rollout_closing(status.statistics), completion_closing(status.statistics))))
+            return "\n".join(filter(None, (rollout_table.rollout_closing(status.statistics), kv_closing(status.statistics))))
         case _:
-            return completion_closing(status.statistics)
+            return kv_closing(status.statistics)
 
 
 def status_as_json(status: Status) -> str:

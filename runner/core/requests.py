@@ -46,15 +46,13 @@ class BadRow:
 class Prompt:
     """A rendered prompt: its text, its token ids [T], and the code point at which each token starts [T].
 
-    images: the pictures that its ids stand for, in their order. They live as long as the prompt. cut: the ids are those of a part of the
-    text, as all of them did not fit the context.
+    images: the pictures that its ids stand for, in their order. They live as long as the prompt.
     """
 
     text: str
     ids: Ids
     offsets: Ids
     images: tuple[PromptImage, ...] = ()
-    cut: bool = False
 
 
 @dataclass(slots=True, frozen=True)

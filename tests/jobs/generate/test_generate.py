@@ -241,14 +241,10 @@ def test_too_long_is_an_error_with_both_numbers(bench: Bench):
 @pytest.mark.parametrize(("policy", "side"), [("truncate_left", "end"), ("truncate_right", "start")])
 def test_too_long_prompts_are_cut_so_that_max_tokens_have_room(bench: Bench, policy: str, side: str):
     text = " ".join(map(str, range(100)))
-    done = bench.run(rows=[{"q": text}, {"q": "1"}], prompt={"text": "{{ q }}", "too_long": policy})
-    record, short = done.records
+    done = bench.run(rows=[{"q": text}, {"q": text}], prompt={"text": "{{ q }}", "too_long": policy})
+    record = done.records[0]
     assert (done.code, record["prompt_tokens"], record["completion_tokens"]) == (0, CONTEXT - 6, 6)
-    assert (record["prompt_cut"], short["prompt_cut"]) == (True, False)
-    with pa.OSFile(str(done.output / "stats.arrow")) as file:
-        [counts] = pa.ipc.open_file(file).read_all().to_pylist()
-    assert (counts["prompts_cut"], counts["at_max_tokens"], counts["at_context"], counts["clipped"]) == (1, 1, 1, 0)
-    assert "1 prompt was cut to fit the context (prompt.too_long); the column prompt_cut marks it" in done.stderr
+    assert done.stderr.count(f" tokens was cut to {CONTEXT - 6} to fit the context (prompt.too_long)") == 1
     whole = bench.run("--overwrite", rows=[{"q": text[:40]}]).records[0]["prompt_ids"]
     assert record["prompt_ids"][0] == BOS
     assert record["prompt"] == text  # the prompt as rendered; the offsets say what of it was kept

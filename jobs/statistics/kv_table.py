@@ -1,4 +1,4 @@
-"""Words on a run's completions from the first row of its statistics: prompts that were cut, and what quantized keys and values changed."""
+"""Words what quantized keys and values changed in a run, from the first row of its statistics."""
 
 from typing import Any
 
@@ -7,21 +7,8 @@ import pyarrow as pa
 from ..terminal.tables import count_text
 
 
-def completion_closing(statistics: pa.Table) -> str:
-    """Returns a line on prompts that were cut, and one on quantized keys and values; empty where there was neither."""
-    return "\n".join(filter(None, (_cut(statistics), _kv(statistics))))
-
-
-def _cut(statistics: pa.Table) -> str:
-    cut = statistics["prompts_cut"][0].as_py() if "prompts_cut" in statistics.column_names and statistics.num_rows else 0
-    if not cut:
-        return ""
-    were, them = ("was", "it") if cut == 1 else ("were", "them")
-    return f"{count_text(cut, 'prompt')} {were} cut to fit the context (prompt.too_long); the column prompt_cut marks {them}"
-
-
-def _kv(statistics: pa.Table) -> str:
-    """Returns the measured difference; empty for a run that quantized nothing."""
+def kv_closing(statistics: pa.Table) -> str:
+    """Returns the measured difference as a line; empty for a run that quantized nothing."""
     if "kv_bits" not in statistics.column_names or not statistics.num_rows:
         return ""
     row: dict[str, Any] = statistics.slice(0, 1).to_pylist()[0]
