@@ -1,10 +1,9 @@
 """``job: generate``: turns a row into a prompt with sampling parameters and seeds, and a completion into a record."""
 
 import json
-import logging
 import math
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
@@ -22,7 +21,7 @@ from ...runner.core.grammar_spec import GrammarSpec
 from ...runner.core.guide import Guidance
 from ...runner.core.logprob_options import LogprobOptions
 from ...runner.core.outcomes import Generated, Outcome
-from ...runner.core.requests import Generate, Prompt, Request, Row, Sample, Sampling
+from ...runner.core.requests import Generate, Request, Row, Sample, Sampling
 from ...runner.engine.engine import Engine
 from ...runner.engine.setup import Setup
 from ...runner.grammar.spec_values import configured_spec
@@ -34,6 +33,7 @@ from ..statistics.completion_stats import completion_statistics
 from ..statistics.kv_table import kv_closing
 from .completion_answers import CompletionAnswers
 from .completion_columns import completion_fields, echoed
+from .context_fit import ContextFit
 from .grammar_check import require_grammar
 from .openai_rows import OpenAIRows
 from .prompt_encoding import encode_prompt, require_chat_template, require_shown_tools, require_top, require_vocabulary
@@ -42,8 +42,6 @@ from .sequence_breakers import SequenceBreakers
 
 if TYPE_CHECKING:
     from ...runner.grammar.grammars import Grammars
-
-log = logging.getLogger("mlx_bulk")
 
 MAY_DIFFER = frozenset(SAMPLING_FIELDS) - {"max_tokens", "stop", "include_stop", "stop_token_ids", "ignore_eos"}
 
@@ -96,6 +94,10 @@ class GenerateJob:
     @cached_property
     def _breakers(self) -> SequenceBreakers:
         return SequenceBreakers(self.parts.tokenizer)
+
+    @cached_property
+    def _fitting(self) -> ContextFit:
+        return ContextFit(self.parts.context, self.config.prompt.too_long, self.parts.tokenizer.bos)
 
     @cached_property
     def rows(self) -> RowReader:
@@ -165,7 +167,7 @@ class GenerateJob:
     def _request(self, row: Row, asked: RowSettings, rendered: AnyPrompt, samples: tuple[Sample, ...]) -> Request:
         prompt = encode_prompt(rendered, self.parts, asked.template_variables, self._pictures(row))
         require_vocabulary(self.parts.plain(prompt.ids), self.parts.vocabulary, "the prompt")
-        prompt, sampling = self._fit(prompt, asked.sampling)
+        prompt, sampling = self._fitting.fit(prompt, asked.sampling)
         reading = self.answers.reading(asked, prompt)
         spec = self.answers.call_spec(asked) or asked.structured
         guidance = self.answers.guidance(asked, reading, sampling, self._grammar(spec, sampling))
@@ -183,49 +185,6 @@ class GenerateJob:
         if sampling.ignore_eos:
             raise RowError("grammar", "sampling.ignore_eos of this row: expected false, since its grammar ends with EOS")
         return self.grammars.compiled(spec, sampling.stop_token_ids)
-
-    def _fit(self, prompt: Prompt, sampling: Sampling) -> tuple[Prompt, Sampling]:
-        """Cuts prompt and max_tokens so that both fit into the context. Raises RowError where they cannot.
-
-        A prompt that is cut leaves room for max_tokens, but at most half of the context; its BOS stays.
-        """
-        n = len(prompt.ids)
-        if n == 0:
-            raise RowError("tokenize", "the prompt has no tokens, and this tokenizer puts no BOS before it; expected at least one token")
-        if self.parts.context is None or n + sampling.max_tokens <= self.parts.context:
-            return prompt, sampling
-        policy = self.config.prompt.too_long
-        if n < self.parts.context:
-            return prompt, _with_max_tokens(sampling, self.parts.context - n)
-        if prompt.images:
-            raise RowError("too_long", _uncut(prompt, self.parts.context))
-        if policy == "error":
-            raise RowError(
-                "too_long",
-                f"the prompt has {n} tokens, the model's context {self.parts.context}: no room for one token more; "
-                "shorten it, or set prompt.too_long to truncate_left or truncate_right",
-            )
-        keep = max(1, self.parts.context - sampling.max_tokens, self.parts.context // 2)
-        self._tell_of_cut(n, keep)
-        sampling = _with_max_tokens(sampling, self.parts.context - keep)
-        if policy == "truncate_right":
-            return Prompt(prompt.text, prompt.ids[:keep], prompt.offsets[:keep]), sampling
-        index = np.arange(n - keep, n)
-        if keep > 1 and prompt.ids[0] == self.parts.tokenizer.bos:
-            index[0] = 0
-        return Prompt(prompt.text, prompt.ids[index], prompt.offsets[index]), sampling
-
-    def _tell_of_cut(self, tokens: int, kept: int) -> None:
-        """Warns once of prompts that are cut: their records look like any other."""
-        if not self._cuts:
-            self._cuts.append(tokens)
-            what = f"a prompt of {tokens:,} tokens was cut to {kept:,}"
-            log.warning("%s to fit the context (prompt.too_long); nothing is said of further ones", what)
-
-    @cached_property
-    def _cuts(self) -> list[int]:
-        """The tokens of the prompt whose cut was told, if any."""
-        return []
 
     # ------------------------------------------------------------------------------------------- outcome -> record
 
@@ -303,13 +262,3 @@ def sample_seed(seed: int, key: str, sample: int, round_number: int = 0) -> int:
     """Returns the key of a sample's random stream: a hash of (config seed, row's key, sample, round) below 2**53."""
     digest = blake2b(f"[{seed}, {json.dumps(key)}, {sample}, {round_number}]".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 11
-
-
-def _uncut(prompt: Prompt, context: int) -> str:
-    tokens, pictures = sum(image.tokens for image in prompt.images), len(prompt.images)
-    found = f"the prompt has {len(prompt.ids)} tokens, {tokens} of them of {pictures} picture{'s' * (pictures != 1)}"
-    return f"{found}; the model's context is {context}, and a prompt with pictures is never cut; give fewer or smaller ones, or less text"
-
-
-def _with_max_tokens(sampling: Sampling, most: int) -> Sampling:
-    return replace(sampling, max_tokens=most, min_tokens=min(sampling.min_tokens, most))
