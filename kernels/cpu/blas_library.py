@@ -3,7 +3,9 @@
 import ctypes
 import os
 import platform
+from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from .cores import usable_cores
@@ -76,7 +78,11 @@ def _told(library: ctypes.CDLL, what: str) -> str | None:
 
 def _call(names: tuple[str, ...], library: ctypes.CDLL, *arguments: int) -> int | None:
     """Calls the first of some functions that a library has; returns None where it has none."""
-    for name in names:
-        with suppress(AttributeError):
-            return int(getattr(library, name)(*arguments) or 0)
-    return None
+    function = _function(names, library)
+    return None if function is None else int(function(*arguments) or 0)
+
+
+@cache
+def _function(names: tuple[str, ...], library: ctypes.CDLL) -> Callable[..., int | None] | None:
+    """Returns the first of some functions that a library has, once: each decode step asks for two, and it takes long to miss a name."""
+    return next((getattr(library, name) for name in names if hasattr(library, name)), None)

@@ -14,7 +14,7 @@ It is made for the CPU kernel, which gets the address of each row. mlx-lm's own 
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
@@ -28,10 +28,20 @@ STEP = 64  # tokens: a row's room grows in such steps
 
 @dataclass(slots=True)
 class Slab:
-    """A row's keys and values, float32 [2, K, room, D]. A ``shared`` slab is copied before a write."""
+    """A row's keys and values, float32 [2, K, room, D]. A ``shared`` slab is copied before a write.
+
+    keys, values: the addresses of both halves. Each layer asks for them whenever the batch changes, and NumPy takes long to tell.
+    """
 
     array: NDArray[np.float32]
     shared: bool = False
+    keys: int = field(init=False)
+    values: int = field(init=False)
+    room: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.keys, self.room = self.array.ctypes.data, self.array.shape[2]
+        self.values = self.keys + self.array.nbytes // 2
 
 
 @dataclass(slots=True, frozen=True)
@@ -69,8 +79,9 @@ class RaggedKVCache:
             self._rooms = None  # memory may run out between two rows
             ahead = np.array([0 if front is None else front.length for front in self.fronts], np.int64)
             own = self.lengths - ahead
-            for row, length in enumerate(own.tolist()):
-                self.slabs[row] = _roomy(self.slabs[row], length, t, heads, width)
+            for row, (slab, length) in enumerate(zip(self.slabs, own.tolist(), strict=True)):
+                if slab is None or slab.shared or length + t > slab.room:
+                    self.slabs[row] = _larger(slab, length, t, heads, width)
             keys, values, sizes = _places(self.slabs)
             fronts = Fronts(*_places([None if front is None else front.slab for front in self.fronts]), ahead) if ahead.any() else None
             self._rooms = Rooms(keys, values, sizes, own, fronts)
@@ -201,19 +212,20 @@ class RaggedKVCache:
 
 def _places(slabs: Sequence[Slab | None]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Returns addresses of keys, of values, and the positions that fit: all 0 where there is no slab."""
-    keys = np.array([0 if slab is None else slab.array.__array_interface__["data"][0] for slab in slabs], np.int64)
-    half = np.array([0 if slab is None else slab.array.nbytes // 2 for slab in slabs], np.int64)
-    return keys, keys + half, np.array([0 if slab is None else slab.array.shape[2] for slab in slabs], np.int64)
+    keys, values, rooms = (
+        [0 if slab is None else slab.keys for slab in slabs],
+        [0 if slab is None else slab.values for slab in slabs],
+        [0 if slab is None else slab.room for slab in slabs],
+    )
+    return np.array(keys, np.int64), np.array(values, np.int64), np.array(rooms, np.int64)
 
 
 def _slab(heads: int, room: int, width: int) -> Slab:
     return Slab(np.empty((2, heads, -(-room // STEP) * STEP, width), np.float32))
 
 
-def _roomy(slab: Slab | None, length: int, t: int, heads: int, width: int) -> Slab:
-    """Returns the slab if it is not shared and has room for t more, else a copy that has."""
-    if slab is not None and not slab.shared and length + t <= slab.array.shape[2]:
-        return slab
+def _larger(slab: Slab | None, length: int, t: int, heads: int, width: int) -> Slab:
+    """Returns a slab with room for t positions more, which begins with what the first holds."""
     larger = _slab(heads, length + t, width)
     if slab is not None:
         larger.array[:, :, :length] = slab.array[:, :, :length]

@@ -201,15 +201,15 @@ def test_rows_are_looked_up_anew_where_memory_ran_out_between_two(monkeypatch: p
     caches = prefilled(kernel_models.put("llama"), [tokens(n, seed=n) for n in (30, 5)])
     cache: Any = caches[0]
     assert cache.rooms(1, 2, 16) is cache.placed
-    made, roomy = [0], ragged_kv_cache._roomy  # pyright: ignore[reportPrivateUsage]
+    made, larger = [0], ragged_kv_cache._larger  # pyright: ignore[reportPrivateUsage]
 
     def fails(*given: Any) -> Any:
         made[0] += 1
         if made[0] > 1:
             raise MemoryError
-        return roomy(*given)
+        return larger(*given)
 
-    monkeypatch.setattr(ragged_kv_cache, "_roomy", fails)
+    monkeypatch.setattr(ragged_kv_cache, "_larger", fails)
     with pytest.raises(MemoryError):
         cache.rooms(STEP, 2, 16)
     assert cache.placed is None
