@@ -53,6 +53,25 @@ def test_a_process_that_is_not_the_command_s_keeps_its_pytorch():
     assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
 
 
+SCANS = """
+import os, sys
+from mlx_bulk.jobs.terminal import engine_imports
+seen, scan = [], os.scandir
+os.scandir = lambda folder: (seen.append(str(folder)), scan(folder))[1]
+{claim}
+engine_imports.prepare_engine()
+from transformers import AutoTokenizer
+print(sum(folder.endswith("models/llama") for folder in seen), AutoTokenizer.__name__)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("claim", "times"), [("engine_imports.own_process()", 1), ("", 2)])
+def test_the_command_s_process_reads_the_files_of_transformers_once(claim: str, times: int):
+    done = subprocess.run([sys.executable, "-c", SCANS.format(claim=claim)], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == (f"{times} AutoTokenizer\n", 0), done.stderr
+
+
 # Imported by no command of ours that reads local files and draws no chart in its own process.
 UNUSED = ("torch", "pandas", "datasets", "pyarrow.dataset", "scipy", "sklearn", "matplotlib", "lm_eval", "vl_convert", "requests")
 ENGINE = ("mlx.core", "mlx_lm", "transformers", "tokenizers", "huggingface_hub", "jinja2")
