@@ -35,14 +35,14 @@ def write_report(run: Path, to: Path | None = None) -> Path:
     else:
         _require_place(f"--to {to}", place)
     page = sweep_page(run) if is_sweep(run) else eval_page(run) if is_evaluation(run) else run_page(run)
-    return _written(page, place)
+    return _written(page, place, "--to")
 
 
 def report_of_pair(a: Path, b: Path, to: Path) -> Path:
     """Writes the comparison of two runs to ``to``, and says where. Raises as ``write_report``; no place in a run directory is free."""
     place = _file_of(to)
     _require_place(f"--html {to}", place)
-    return _written(pair_page(a, b), place)
+    return _written(pair_page(a, b), place, "--html")
 
 
 def report_at_end(folder: Path) -> None:
@@ -83,9 +83,9 @@ def _require_place(option: str, place: Path) -> None:
         raise ConfigError(f"{option}: {place} is there already and is no page of mlx-bulk's; name another file, or remove this one")
 
 
-def _written(page: Page, target: Path) -> Path:
+def _written(page: Page, target: Path, option: str) -> Path:
     content = render_page(page)
-    with room_on(target.parent):
+    with room_on(target.parent, f"name another place with {option}"):
         make_folder(target.parent)
         atomic_write(target, content, f".{os.getpid()}")
     return target

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ...configs.schema import JobConfig
 from ..core.errors import RunDirError
-from ..core.shard_layout import rounds_of
+from ..core.shard_layout import covered_rows, rounds_of
 from ..files.folder_lock import holder, refuse_strangers
 from ..images.named_files import files_fingerprint
 from ..pipeline.run_spec import RunSpec
@@ -49,6 +49,8 @@ def output_state(config: JobConfig, spec: RunSpec) -> OutputState:
     now: dict[str, Any] = {"config": config.model_dump(mode="json"), "inputs": inputs}
     drift = identity_drift(stored["identity"], spec.identity(config)) + inputs_drift(stored["inputs"], now["inputs"])
     drift += rounds_drift(stored, now)
+    if drift and not covered_rows(stored["inputs"]):
+        return OutputState("new")
     if drift:
         causes = [difference for difference in drift if not difference.key.startswith("column ")]
         return OutputState("refused", 0, tuple(map(str, causes or drift)))

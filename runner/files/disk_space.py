@@ -16,11 +16,11 @@ _MAKE_ROOM = "What was finished is safe: make room there, then continue with the
 
 
 @contextmanager
-def room_on(folder: Path) -> Generator[None]:
+def room_on(folder: Path, instead: str = "choose another --output") -> Generator[None]:
     """Translates the OSErrors of writes inside the block.
 
     A full or read-only volume becomes OutOfRoom. Missing rights to ``folder``, or to files in it, become RunDirError. All others
-    stay as they are.
+    stay as they are. instead: what the user can do where nothing can be written there.
     """
     try:
         yield
@@ -28,7 +28,7 @@ def room_on(folder: Path) -> Generator[None]:
         place = error.filename or folder
         match error.errno:
             case errno.EROFS:
-                raise OutOfRoom(f"{place}: is on a read-only volume. Make it writable, or choose another --output.") from error
+                raise OutOfRoom(f"{place}: is on a read-only volume. Make it writable, or {instead}.") from error
             case errno.ENOSPC | errno.EDQUOT:
                 volume = _volume(folder)
                 raise OutOfRoom(
@@ -36,7 +36,7 @@ def room_on(folder: Path) -> Generator[None]:
                 ) from error
             case errno.EACCES | errno.EPERM if Path(os.fsdecode(place)).is_relative_to(folder):
                 raise RunDirError(
-                    f"{place}: cannot be written ({error.strerror}). Give this user the right to write there, or choose another --output."
+                    f"{place}: cannot be written ({error.strerror}). Give this user the right to write there, or {instead}."
                 ) from error
             case _:
                 raise

@@ -28,7 +28,7 @@ from ..store.open_journals import journal_files
 from ..store.paths import OWN_FILES, OWN_FOLDERS, OWN_JOURNALS, OWN_PARTS, OWN_POLICIES, RunPaths, part_of
 from ..store.recovery import Recovered, recover, require_covered
 from .drift import KeyDrift, identity_drift, inputs_content, inputs_drift, inputs_key, refusal, require_adoptable, rounds_drift, values_at
-from .run_files import SCHEMA_VERSION, read_run, unchecked_run
+from .run_files import SCHEMA_VERSION, read_run, unchecked_run, with_nonce_of
 from .worker_parts import WorkerPart
 
 log = logging.getLogger("mlx_bulk")
@@ -93,7 +93,7 @@ class RunDir(RunPaths):
             self.close()
 
     def bind(self, run: dict[str, Any], adopt: tuple[str, ...] = (), accepted: Callable[[], None] = lambda: None) -> None:
-        """Writes ``run`` to run.json where nothing is finished yet; else compares it with what is stored.
+        """Writes ``run`` to run.json where nothing is finished yet, or there were no rows; else compares it with what is stored.
 
         ``run["identity"]`` (flat: config keys and fingerprints -> JSON values) must be equal. ``run["inputs"]`` (see
         ``drift.inputs_drift``) must be equal or an extension, which is then stored. The rest is not compared. A run that is there keeps
@@ -112,8 +112,9 @@ class RunDir(RunPaths):
         stored = self._stored(run, finished)
         identity_keys = run["identity"].keys() | (stored["identity"].keys() if stored else ())
         require_adoptable(adopt, {*identity_keys, inputs_key(run["inputs"])})
+        new = run
         if stored is not None and (finished or "nonce" in stored):
-            run = _with_nonce_of(stored, run)
+            run = with_nonce_of(stored, run)
         self.nonce = run.get("nonce", "")
         if stored is None or not finished:  # nothing is done yet: a first start that failed binds no later one
             accepted()
@@ -123,6 +124,10 @@ class RunDir(RunPaths):
         drift = identity_drift(stored["identity"], run["identity"]) + inputs_drift(stored["inputs"], run["inputs"])
         drift += rounds_drift(stored, run)
         if any(difference.key not in adopt for difference in drift):
+            if not covered_rows(stored["inputs"]):
+                log.info("%s: the run that was there had an input without rows; this one takes its place", self.root)
+                self.replace(new, adopt, accepted)
+                return
             raise DriftError(f"{self.root}: {refusal(drift, adopt)}")
         if (rows := covered_rows(run["inputs"])) < covered_rows(stored["inputs"]):
             require_covered(self, Layout(rows, run["identity"]["batch.rows_per_shard"]))
@@ -277,11 +282,6 @@ class RunDir(RunPaths):
         for kept in self.policies.iterdir() if self.policies.is_dir() else ():
             if OWN_POLICIES.fullmatch(kept.name):
                 shutil.rmtree(kept) if kept.is_dir() else kept.unlink()
-
-
-def _with_nonce_of(stored: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
-    others = {key: value for key, value in run.items() if key != "nonce"}
-    return {**others, "nonce": stored["nonce"]} if "nonce" in stored else others
 
 
 def _is_run(folder: Path) -> bool:

@@ -144,3 +144,9 @@ def stored_failures(folder: Path) -> dict[str, str]:
     except (OSError, ValueError, KeyError):  # any start of the sweep writes it anew
         return {}
     return {row["cell"]: row["error"] or "" for row in table.to_pylist() if row["state"] == "failed"}
+
+
+def with_nonce_of(stored: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
+    """Returns ``run`` with the nonce of the run that is there, or without one where that has none."""
+    others = {key: value for key, value in run.items() if key != "nonce"}
+    return {**others, "nonce": stored["nonce"]} if "nonce" in stored else others

@@ -56,6 +56,9 @@ def test_an_empty_dataset_is_complete_with_a_warning(bench: Bench):
     assert done.records == []
     assert (done.output / "summary.json").exists()
     assert bench.run(rows=[]).code == 0
+    filled = bench.run(rows=THREE[:1])
+    assert (filled.code, len(filled.records)) == (0, 1)
+    assert "the run that was there had an input without rows; this one takes its place" in filled.stderr
 
 
 def test_a_second_run_says_complete_and_does_nothing(bench: Bench):

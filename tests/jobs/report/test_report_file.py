@@ -1,5 +1,6 @@
 """Tests when ``mlx-bulk report`` writes its page, where it goes, and that a page that fails costs no run."""
 
+import errno
 import os
 import shutil
 import signal
@@ -156,6 +157,20 @@ def test_the_default_place_may_be_named(bench: Bench, monkeypatch: pytest.Monkey
         assert CliRunner().invoke(cli, ["report", str(done.output), "--to", to]).exit_code == 0
         assert is_page_file(done.output / "report.html")
         (done.output / "report.html").write_text("by hand")
+
+
+@pytest.mark.usefixtures("no_charts")
+def test_a_place_that_may_not_be_written_is_told_with_the_option_that_named_it(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    done, page = bench.run(), bench.root / "page.html"
+
+    def denied(path: Path, *_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr("mlx_bulk.jobs.report.report.atomic_write", denied)
+    for words in (("report", done.output, "--to"), ("compare", done.output, done.output, "--html")):
+        result = CliRunner().invoke(cli, [*map(str, words), str(page)])
+        ways = f"Give this user the right to write there, or name another place with {words[-1]}."
+        assert (result.exit_code, result.stderr) == (5, f"mlx-bulk: {page}: cannot be written (Permission denied). {ways}\n")
 
 
 @pytest.mark.usefixtures("no_charts")

@@ -126,6 +126,11 @@ def test_the_output_folder_is_shown_and_left_unchanged(bench: Bench):
     assert before == {path: path.stat().st_mtime_ns for path in (bench.root / "run").rglob("*")}
 
 
+def test_a_run_over_no_rows_leaves_the_folder_free(bench: Bench):
+    assert bench.run(rows=[]).code == 0
+    assert plan(bench.write_config([{"q": "a"}]))["output"]["state"] == "new"
+
+
 def test_a_folder_of_something_else_is_shown(bench: Bench):
     (bench.root / "run").mkdir()
     (bench.root / "run" / "thesis.tex").write_text("mine")

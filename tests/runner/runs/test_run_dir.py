@@ -233,6 +233,23 @@ def test_policies_of_a_start_that_recorded_nothing_are_dropped_and_others_kept(t
         finish(path, shards=1)
 
 
+def test_a_run_over_no_rows_makes_room_for_any_other(tmp_path: Path):
+    nothing = {**RUN, "inputs": {**INPUTS, "sources": [{**SOURCE, "rows": 0}]}, "nonce": "first"}
+    with RunDir.open(tmp_path / "run") as run:
+        run.bind(nothing)
+        run.commits.write_bytes(b"")
+        run.bind(nothing)
+    with RunDir.open(tmp_path / "run") as run:
+        other = {**RUN, "identity": {"sampling.temperature": 0.5, "column input.q": "string"}, "nonce": "second"}
+        run.bind(other)
+        assert read_document(run.run) == {"schema_version": 2, **other}
+        assert not run.commits.exists()
+    with RunDir.open(tmp_path / "run") as run:
+        run.commits.write_bytes(b"")
+        with pytest.raises(DriftError):
+            run.bind({**other, "identity": {"sampling.temperature": 0.7, "column input.q": "string"}})
+
+
 def test_a_run_keeps_its_nonce_and_another_in_its_place_has_its_own(tmp_path: Path):
     with RunDir.open(tmp_path / "run") as run:
         for nonce in ("first", "second"):  # nothing is finished yet
