@@ -101,7 +101,7 @@ class RolloutJob(GenerateJob):
             return None
         failures = RewardFailures()
         pool = RewardPool(self._functions, failures=failures) if self._functions else None
-        return GroupJudge(pool, self._prompt, self._said, self.config.rewards, failures)
+        return GroupJudge(pool, self._prompt, self._said, self.config.rewards, failures, self.parts.columns)
 
     def rated_inputs(self, request: Request, outcome: Generated) -> list[TokenInput | str]:
         """Returns what each reward model reads of a completion: the prompt, and the turn that reward functions see."""

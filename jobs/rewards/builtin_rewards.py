@@ -24,7 +24,7 @@ def exact_match(completions: Sequence[Any], *, column: str, ignore_case: bool = 
     def read(text: str) -> str:
         return text.strip().casefold() if ignore_case else text.strip()
 
-    targets = _targets(columns, column)
+    targets = _targets(columns, column, len(completions))
     return [
         None if target is None else float(read(_text(completion)) == read(str(target)))
         for completion, target in zip(completions, targets, strict=True)
@@ -39,7 +39,7 @@ def last_number(completions: Sequence[Any], *, column: str, **columns: Sequence[
     Raises ValueError for a target without a number.
     """
     found: list[float | None] = []
-    for completion, target in zip(completions, _targets(columns, column), strict=True):
+    for completion, target in zip(completions, _targets(columns, column, len(completions)), strict=True):
         if target is None:
             found.append(None)
             continue
@@ -74,11 +74,13 @@ def _text(completion: str | Sequence[Mapping[str, str]]) -> str:
     return completion if isinstance(completion, str) else completion[-1]["content"]
 
 
-def _targets(columns: Mapping[str, Sequence[Any]], path: str) -> Sequence[Any]:
-    """The values of a column, or of a dotted path in one."""
+def _targets(columns: Mapping[str, Sequence[Any]], path: str, count: int) -> Sequence[Any]:
+    """The values of a column, or of a dotted path in one; ``count`` times None where there is none."""
     if path in columns:
         return columns[path]
     begun = [name for name in columns if path.startswith(f"{name}.")]
+    if not begun:
+        return [None] * count
     rows = zip(*(columns[name] for name in begun), strict=True)
     return [_value_at(dict(zip(begun, row, strict=True)), path) for row in rows]
 

@@ -23,6 +23,7 @@ class GroupJudge:
 
     pool: calls the functions; None where all rewards are models'. render: makes a row's prompt. read: returns a completion as the
     assistant's turn: its answer, and its calls of tools. rewards: those of the config, in its order. failures: counts those of models.
+    columns: names of the input's columns; where a row lacks one, functions get None for it.
     """
 
     pool: RewardPool | None
@@ -30,6 +31,7 @@ class GroupJudge:
     read: Callable[[Request, Generated], Message]
     rewards: Sequence[RewardConfig] = ()
     failures: RewardFailures = field(default_factory=RewardFailures)
+    columns: Sequence[str] = ()
 
     def rate(self, row: Row, request: Request, outcomes: Sequence[Generated]) -> "Future[Ratings]":
         """Returns the future ratings of a row's outcomes, in their order. Raises DataError where a model's ``on_error`` ends the run."""
@@ -54,7 +56,7 @@ class GroupJudge:
                 prompt=_turns(prompt) if isinstance(prompt, Chat) else prompt.text,
                 completions=[[turn] for turn in turns] if isinstance(prompt, Chat) else [turn["content"] for turn in turns],
                 completion_ids=[outcome.ids.tolist() for outcome in outcomes],
-                columns=row.columns,
+                columns={**dict.fromkeys(self.columns), **row.columns},
             )
         )
 

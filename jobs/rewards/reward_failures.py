@@ -42,9 +42,10 @@ class RewardFailures:
             found = f"as for {failed} of {groups} groups of this start, and on_error is {reward.on_error:g}"
         else:
             return
+        changed = f"; after a change to the function, with --adopt rewards.{reward.label}" if reward.fn is not None else ""
         raise DataError(
             f"{key}: {reward.label} failed, {found}: {visible(reason)}. What was finished is safe: mend that, then "
-            "continue with the same command; or set its on_error to null, which leaves such rewards out"
+            f"continue with the same command{changed}; or set its on_error to null, which leaves such rewards out"
         )
 
     def _warn(self, label: str, errors: Sequence[str | None]) -> None:

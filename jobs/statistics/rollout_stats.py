@@ -60,7 +60,7 @@ def rollout_statistics(run: Path) -> pa.Table:
     ``of`` and ``group`` say which. groups, samples; degenerate: groups with fewer than two rewards or only equal ones; unrated:
     samples without a reward; truncated: samples that ended by length; completion_tokens: of all samples. dropped: groups that were
     left out on purpose. They are in no other figure, and null for a policy version where there are any. reward, reward_std,
-    reward_stderr (clustered by group). rewards: of each function mean, std, count and errors. reward_errors: of each function and
+    reward_stderr (clustered by prompt). rewards: of each function mean, std, count and errors. reward_errors: of each function and
     kind how many, and the first's text. pass_at: of each function whose rewards are all 0 or 1, a share for each k; null where
     degenerate groups were dropped. With ``select: best`` all of these are of the samples that were kept, and drawn, drawn_reward,
     drawn_reward_std of all that were drawn.

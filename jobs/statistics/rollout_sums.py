@@ -1,6 +1,6 @@
 """Sums over the groups of a rollout run, or over some of them: counts, rewards, what functions failed to rate, and pass@k.
 
-Sums take groups one by one. They keep 16 bytes a group, which the standard error needs; all else has a fixed size.
+Sums take groups one by one. They keep 24 bytes a group, which the standard error needs; all else has a fixed size.
 """
 
 import math
@@ -109,6 +109,7 @@ class RolloutSums:
     functions: dict[str, FunctionSums] = field(default_factory=dict[str, FunctionSums])
     most_samples: int = 0
     drawn: Moments = field(default_factory=Moments)
+    _group_rows: "array[int]" = field(default_factory=lambda: array("q"))
     _group_sums: "array[float]" = field(default_factory=lambda: array("d"))
     _group_sizes: "array[int]" = field(default_factory=lambda: array("q"))
 
@@ -127,6 +128,7 @@ class RolloutSums:
                 self.drawn.add(reward)
         for reward in rated:
             self.reward.add(reward)
+        self._group_rows.append(group.row)
         self._group_sums.append(math.fsum(rated))
         self._group_sizes.append(len(rated))
         for name, rewards in group.by_function.items():
@@ -134,8 +136,13 @@ class RolloutSums:
 
     @property
     def reward_error(self) -> float | None:
-        """Standard error of the mean reward, clustered by group; None for fewer than two groups with a reward."""
-        return clustered_error(np.array(self._group_sums), np.array(self._group_sizes, np.int64))
+        """Standard error of the mean reward, clustered by prompt; None for fewer than two prompts with a reward.
+
+        The groups that a prompt has in several rounds are one cluster: drawing it again says little about other prompts.
+        """
+        _, prompt = np.unique(np.array(self._group_rows, np.int64), return_inverse=True)
+        sums, sizes = (np.bincount(prompt, each) for each in (self._group_sums, self._group_sizes))
+        return clustered_error(sums, sizes.astype(np.int64))
 
     @property
     def not_rated(self) -> Mapping[tuple[str, str], RewardError]:

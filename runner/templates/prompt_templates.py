@@ -1,24 +1,25 @@
 """Renders a row's columns into a prompt: text by a Jinja template, or chat messages.
 
-Templates run in a sandbox. Columns are only values in them, never templates. A null column counts as undefined, like an absent one.
+Templates run in a sandbox. Columns are only values in them, never templates. A null column counts as undefined, like an absent one, and
+so does a null inside a column.
 ``row`` holds all columns by name.
 Knows no tokens; the tokenizer applies the chat template.
 """
 
-import json
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
-from jinja2 import StrictUndefined, TemplateSyntaxError, Undefined, UndefinedError, meta, nodes
+from jinja2 import TemplateSyntaxError, Undefined, UndefinedError, meta, nodes
 from jinja2.exceptions import SecurityError
 
 from ...configs.errors import ConfigError
 from ...configs.schema import PromptConfig
 from ..core.errors import DataError, RowError
 from ..data.column_paths import missing_column, require_column
+from .absent_values import NULL_INSIDE, Absent, as_json, is_null, undefined_nulls
 from .chat_messages import Columns, Message, read_messages, shown_value
 from .jinja_sandbox import render
 from .metered_sandbox import MeteredEnvironment
@@ -138,6 +139,8 @@ def _compiled(kind: str, template: str, option: str, columns: Collection[str]) -
             start_budget()
             if evaluate is not None:
                 values = {name: value for name, value in row.items() if value is not None}
+                for name in values if takes_row else names & values.keys():
+                    values[name] = undefined_nulls(values[name], name)
                 return evaluate({ROW: values, **values} if takes_row else values)
         except Unsure:
             pass
@@ -169,22 +172,13 @@ def _compile_turns(prompt: PromptConfig, columns: Collection[str], pictures: boo
     return lambda row: [{"role": role, "content": render(row)} for role, render in turns]
 
 
-class _Absent(StrictUndefined):
-    """An undefined value. It can't be printed or used, but is false, so that ``{% if column %}`` tests for presence."""
-
-    __slots__ = ()
-
-    def __bool__(self) -> bool:
-        return False
-
-
 class _Environment(MeteredEnvironment):
     """The sandbox, with rules that turn mistakes in a template into errors instead of wrong prompts."""
 
     def __init__(self) -> None:
-        super().__init__(undefined=_Absent, keep_trailing_newline=True, finalize=_printable)
-        self.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
-        self.tests["none"] = _is_null
+        super().__init__(undefined=Absent, keep_trailing_newline=True, finalize=_printable)
+        self.filters["tojson"] = as_json
+        self.tests["none"] = is_null
         self.meter_names()
 
     def getattr(self, obj: Any, attribute: str) -> Any:
@@ -192,10 +186,6 @@ class _Environment(MeteredEnvironment):
         if isinstance(obj, dict) and attribute in obj:
             return obj[attribute]
         return super().getattr(obj, attribute)
-
-
-def _is_null(value: object) -> bool:
-    return value is None or isinstance(value, _Absent)
 
 
 class _UnprintableError(Exception):
@@ -209,7 +199,7 @@ class _UnprintableError(Exception):
 def _printable(value: Any) -> Any:
     if isinstance(value, str):
         return value
-    if isinstance(value, _Absent):
+    if isinstance(value, Absent):
         str(value)  # raises
     if isinstance(value, Undefined):  # an if without else
         return ""
@@ -240,11 +230,16 @@ def _cure(name: str, kind: str) -> str:
 def _reason(error: Exception, names: frozenset[str], row: Columns, option: str) -> str:
     """Says why a template failed on this row, and names the columns that are the likely cause."""
     if isinstance(error, UndefinedError):
+        if (found := NULL_INSIDE.fullmatch(str(error))) and found["column"] in names:
+            path = found["path"]
+            return f"null in this row: {path}. Use {{% if {path} %}} or {path} | default('') where that is allowed"
         missing = [name for name in sorted(names) if row.get(name) is None]
         if any(f"'{name}' is undefined" in str(error) or f"'dict object' has no attribute {name!r}" == str(error) for name in missing):
             return f"null or missing in this row: {', '.join(missing)}. Use {{% if column %}} or column | default('') where that is allowed"
     if isinstance(error, _UnprintableError) and (kind := _container(error.value)):
-        its = next((name for name in sorted(names) if row.get(name) is error.value), "value")
+        its = next(
+            (name for name in sorted(names) if row.get(name) is error.value or undefined_nulls(row.get(name), name) == error.value), "value"
+        )
         scored = ", or use score.choices" if kind == "a list" and option in ("score.text", "score.completion") else ""
         return f"{'a value' if its == 'value' else repr(its)} is {kind}; {_cure(its, kind)}{scored}"
     if isinstance(error, SecurityError):

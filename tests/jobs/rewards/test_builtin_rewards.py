@@ -64,6 +64,7 @@ def test_last_number(completion: str, answer: object, right: bool):
 def test_a_null_target_leaves_the_sample_out_and_one_without_a_number_is_an_error():
     assert last_number(["3", "4"], column="answer", answer=[None, "4"]) == [None, 1.0]
     assert exact_match(["3"], column="answer", answer=[None]) == [None]
+    assert exact_match(["3", "4"], column="answer") == last_number(["3", "4"], column="meta.answer") == [None, None]
     with pytest.raises(ValueError, match="'answer' holds no number: 'many'"):
         last_number(["3"], column="answer", answer=["many"])
 

@@ -26,15 +26,18 @@ def outcome(ids: list[int], index: int) -> Generated:
     return Generated(0, Sample(index, 7), np.array(ids, np.int32), Scores(logprobs), logprobs, "stop", None, None)
 
 
-def told(folder: Path, rendered: Rendered) -> Any:
-    """Returns the arguments that a function gets for two completions of a row, "<3>" and "<4 5>"."""
+def told(folder: Path, rendered: Rendered, row: dict[str, Any] | None = None) -> Any:
+    """Returns the arguments that a function gets for two completions of a row, "<3>" and "<4 5>"; its columns are ``row``."""
     pool = RewardPool(find_functions(named(f"{written(folder, ECHO)}:f")), 1)
     judge = GroupJudge(
-        pool, lambda row: rendered, lambda request, outcome: {"role": "assistant", "content": f"<{' '.join(map(str, outcome.ids))}>"}
+        pool,
+        lambda row: rendered,
+        lambda request, outcome: {"role": "assistant", "content": f"<{' '.join(map(str, outcome.ids))}>"},
+        columns=["q"],
     )
     request = Request(0, Prompt("p", np.array([1], np.int32), np.array([0], np.int32)), Generate(Sampling(), (Sample(0, 7), Sample(1, 8))))
     try:
-        found = judge.rate(Row(0, "0", {"q": "Why?"}), request, [outcome([3], 0), outcome([4, 5], 1)]).result(60)
+        found = judge.rate(Row(0, "0", {"q": "Why?"} if row is None else row), request, [outcome([3], 0), outcome([4, 5], 1)]).result(60)
     finally:
         judge.close()
     error = found.errors["f"][0]
@@ -44,6 +47,10 @@ def told(folder: Path, rendered: Rendered) -> Any:
 
 def test_a_text_is_a_string(tmp_path: Path):
     assert told(tmp_path, Text("Why?")) == [["Why?"] * 2, ["<3>", "<4 5>"], [[3], [4, 5]], ["Why?"] * 2]
+
+
+def test_a_row_that_lacks_a_column_gives_none(tmp_path: Path):
+    assert told(tmp_path, Text("Why?"), {})[-1] == [None] * 2
 
 
 @pytest.mark.parametrize("prefill", [None, "Because"])

@@ -169,6 +169,13 @@ def test_one_group_of_one_round_twice_over_stays_one_group_each(tmp_path: Path):
     assert found.column("groups").to_pylist() == [2, 1, 1, 2]
 
 
+def test_rounds_that_say_nothing_new_leave_the_error_as_it_is(tmp_path: Path):
+    prompts = [group(0, (1.0, 0.0), (1.0, 0.0)), group(0, (0.0, 0.0), (0.0, 0.0)), group(0, (1.0, 0.0), (0.0, 0.0))]
+    once, often = (written(tmp_path / str(rounds), prompts * rounds, rounds).to_pylist()[0] for rounds in (1, 9))
+    assert often["groups"] == 27
+    assert often["reward_stderr"] == pytest.approx(once["reward_stderr"])
+
+
 def test_without_rewards_there_are_counts_alone(tmp_path: Path):
     bare = [{"truncated": True, "completion_tokens": 2, "policy_version": 0}] * 2
     found = written(tmp_path / "run", [bare, bare], schema=pa.schema([*BARE, POLICY]))
