@@ -72,6 +72,11 @@ def holds_text(field: FieldInfo) -> bool:
     return not holds_keys(field) and str in _types_within(field.annotation)
 
 
+def holds_list(field: FieldInfo) -> bool:
+    """Returns True for a field that can hold a list."""
+    return any((get_origin(kind) or kind) in (list, tuple) for kind in _types_within(field.annotation))
+
+
 def _types_within(kind: Any) -> list[Any]:
     """Returns a type and its alternatives, without what they are annotated with. A list's items are not among them."""
     if get_origin(kind) is Annotated:

@@ -16,10 +16,10 @@ from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 from .config_file import Values, read_config
 from .errors import ConfigError
 from .eval import EvalConfig
-from .explain import SettingProblem, holds_keys, holds_text, problems, section_of, shown, unknown
+from .explain import SettingProblem, holds_keys, holds_list, holds_text, problems, section_of, shown, unknown
 from .fields import Section, nearest
 from .jobs import JOBS
-from .parse import Scalar, Value, parse
+from .parse import Scalar, Value, parse, parse_setting
 from .schema import JobConfig, names_a_file
 from .short_forms import Options, allow_short_forms, option_overrides, spell_out
 from .sweep import SweepConfig
@@ -178,12 +178,9 @@ def _override(values: Values, text: str, source: str, model: type[Section]) -> S
     if names[0] == "matrix":  # its keys have dots of their own
         names[1:] = [".".join(names[1:])] if names[1:] else []
     setting = known_setting(names, source, model)
-    # In YAML {{ opens a mapping in a mapping, which no setting is: it is a template.
     spell_out(values)
-    value: Value = written if written.lstrip().startswith(("{{", "{%")) else parse(written, source)
-    if isinstance(value, dict) and not written.lstrip().startswith("{") and setting is not None and holds_text(setting):
-        value = written  # a text with a colon, such as the column "Unnamed: 0"
-    put(values, names, value, source)
+    texts, lists = (setting is not None and holds(setting) for holds in (holds_text, holds_list))
+    put(values, names, parse_setting(written, source, texts, lists), source)
     return {key: source if len(source) <= _LONG else f"{source[: _LONG - 1]}…"}
 
 

@@ -62,6 +62,28 @@ def parse(text: str, source: str) -> Value:
         raise ConfigError(f"{source}: not valid YAML: {error}") from None
 
 
+def parse_setting(text: str, source: str, texts: bool, lists: bool) -> Value:
+    """Returns the value that ``text`` writes for one setting: one in YAML, or where the setting holds texts that text to the letter.
+
+    YAML would drop spaces around a plain text and what comes behind " #", and read [0-9] as a list. Quotes are YAML's. texts, lists: the
+    setting holds a text, a list. Raises ConfigError as ``parse``.
+    """
+    begin = text.lstrip()
+    if begin.startswith(("{{", "{%")):  # in YAML {{ opens a mapping in a mapping, which no setting is: it is a template
+        return text
+    if not (texts or lists) or begin.startswith(("'", '"')):
+        return parse(text, source)
+    try:
+        value = parse(text, source)
+    except ConfigError:
+        if lists:
+            raise
+        return text
+    # A text with a colon, such as the column "Unnamed: 0", is a mapping in YAML.
+    other = texts and ((isinstance(value, dict) and not begin.startswith("{")) or (isinstance(value, list) and not lists))
+    return text if isinstance(value, str) or other else value
+
+
 def _value(node: yaml.Node) -> Value:
     kind = node.tag.removeprefix(_TAG)
     match node:

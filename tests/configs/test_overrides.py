@@ -30,6 +30,30 @@ def test_overrides_are_yaml_and_create_sections(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        ("prompt.system= two spaces ", " two spaces "),
+        ("prompt.system=one # and two", "one # and two"),
+        ("prompt.system=[0-9]{3}-\\w+!", "[0-9]{3}-\\w+!"),
+        ("prompt.system=[a, b]", "[a, b]"),
+        ("prompt.system=- brief", "- brief"),
+        ("prompt.system=*all*", "*all*"),
+        ("prompt.system=' quoted '", " quoted "),
+        ('prompt.system="a\\nb"', "a\nb"),
+        ('prompt.system=""', ""),
+        ("prompt.system=null", None),
+        ("prompt.system=", None),
+        ("sampling.stop= x", " x"),
+        ("sampling.stop=[ x, y]", ["x", "y"]),
+    ],
+)
+def test_a_text_is_taken_to_the_letter(tmp_path: Path, override: str, text: object) -> None:
+    config = generation(written(tmp_path, LEAST), override)
+    key, setting = override.partition("=")[0], {"prompt.system": config.prompt.system, "sampling.stop": config.sampling.stop}
+    assert setting[key] == (text if key == "prompt.system" or isinstance(text, list) else [text])
+
+
+@pytest.mark.parametrize(
     ("override", "line"),
     [
         ("sampling.temprature=1", "--set sampling.temprature=1: sampling.temprature: no such key; did you mean sampling.temperature?"),

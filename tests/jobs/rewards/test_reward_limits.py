@@ -105,8 +105,8 @@ def test_a_failure_leaves_rewards_out_by_default(tmp_path: Path):
 
 
 def test_the_first_failure_ends_a_run_that_is_to_fail(tmp_path: Path):
-    said = r"rewards\[0\]: f failed, and on_error is fail: exception: AssertionError: is wrong .*continue with the same command; after a change "
-    said += r"to the function, with --adopt rewards\.f; or set its"
+    said = r"rewards\[0\]: f failed, and on_error is fail: exception: AssertionError: is wrong "
+    said += r".*continue with the same command; after a change to the function, with --adopt rewards\.f; or set its"
     with pytest.raises(DataError, match=said):
         _rates(tmp_path, "fail", True, False)
 
