@@ -161,5 +161,6 @@ def _verdict(audit: Audit) -> str:
         wrong = "1 thing is wrong" if len(audit.problems) == 1 else f"{len(audit.problems):,} things are wrong"
         return f"not sound: {wrong}, {audit.resolved:,} of {audit.total:,} rows are done"
     if audit.open_shards:
-        return f"not complete: {audit.resolved:,} of {audit.total:,} rows are done; the same command does the rest"
+        goes_on = f"{audit.working} is working here" if audit.working else "the same command does the rest"
+        return f"not complete: {audit.resolved:,} of {audit.total:,} rows are done; {goes_on}"
     return f"not closed: all {audit.total:,} rows are done, and the run ended before it said so; the same command closes it"

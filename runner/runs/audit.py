@@ -4,6 +4,8 @@ Trusts neither sizes nor stamps: every byte is hashed before it is parsed. Takes
 that is at work. Memory does not grow with the rows. Knows no job kinds. The next start of the run mends what is wrong.
 """
 
+import copy
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -16,6 +18,7 @@ from ..data.rescan import current_fingerprint, stored_data
 from ..files.checked_json import read_document
 from ..files.checked_lines import damaged_lines
 from ..files.file_stamp import sha256
+from ..files.folder_lock import holder
 from ..store.commit_log import Commit, CommitLog, read_commits
 from ..store.open_journals import journal_files, uncommitted_journals
 from ..store.paths import RunPaths, part_of
@@ -23,6 +26,8 @@ from .drift import INPUTS, inputs_drift
 from .journal_rows import samples_of_rows
 from .run_files import current_run
 from .shard_audit import DamageError, count_shard
+
+PAUSES = (0.1, 0.3, 1.0)  # seconds between looks at a run at work in which something seems wrong
 
 _RESTORE = "put the input back as it was; a run over another input is a new one, with another --output"
 
@@ -43,6 +48,7 @@ class Audit:
     rows: of the input that the run covers, in each of ``rounds``. input_rows: what the input has now, None where it cannot be read.
     resolved: rows of committed, sound shards, of all rounds. records, errors (by stage and class): of these shards. journaled:
     finished records and failures of open shards. files, bytes: of committed parts. closed: commits.jsonl ends with a closing line.
+    working: the process that is at work there, or empty.
     """
 
     run: Path
@@ -58,6 +64,7 @@ class Audit:
     files: int = 0
     bytes: int = 0
     closed: bool = False
+    working: str = ""
     problems: list[Finding] = field(default_factory=list[Finding])
 
     @property
@@ -94,11 +101,24 @@ def audit_run(run: Path, counting: Callable[[range], Iterable[int]] = iter) -> A
             _count_shard(audit, paths, commit, layout.rows_of(shard), samples)
             if shard in log.retries and shard not in audit.open_shards:
                 audit.open_shards.append(shard)
-    log = read_commits(paths)  # the run may have gone on
-    _count_journals(audit, paths, log)
-    _find_strays(audit, paths, log)
-    _check_closing(audit, paths, log)
-    return audit
+    return _rest_of(audit, paths)
+
+
+def _rest_of(audit: Audit, paths: RunPaths) -> Audit:
+    """Returns the audit with all but the committed shards. Looks again while a run at work seems to be wrong.
+
+    It may have a part that it declares in a moment, or a frame that is half written.
+    """
+    for pause in (*PAUSES, None):
+        working, whole, log = holder(paths.root), copy.deepcopy(audit), read_commits(paths)  # the run may have gone on
+        whole.working = "" if working is None else str(working)
+        _count_journals(whole, paths, log)
+        _find_strays(whole, paths, log)
+        _check_closing(whole, paths, log)
+        if working is None or pause is None or len(whole.problems) == len(audit.problems):
+            return whole
+        time.sleep(pause)
+    raise AssertionError
 
 
 def _check_input(audit: Audit, run_json: dict[str, Any]) -> None:

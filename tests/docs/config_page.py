@@ -27,8 +27,8 @@ A config is one YAML file, one job a file. Only the keys marked *required* must 
 another type and two settings that contradict each other are refused before anything starts, with the nearest key that exists.
 
 - `--set KEY=VALUE` overrides a key, by its dotted name: `--set sampling.n=4`. `--model`, `--data`, `--output` and `--limit` are short for
-  `model.path`, `data.path`, `output.path` and `data.limit`. VALUE is read as YAML. A plain text is taken to the letter, with its spaces. With
-  nothing behind `=` it is null; an empty text is `--set 'KEY=""'`.
+  `model.path`, `data.path`, `output.path` and `data.limit`. VALUE is read as YAML. A plain text is taken to the letter, with its spaces.
+  With nothing behind `=` it is null; an empty text is `--set 'KEY=""'`.
 - `model: demo` is short for `model: {path: demo}`. So are `data: rows.jsonl` and `output: outputs/mine`.
 - Relative paths start at the working directory. `~` and `${VARIABLE}` in paths are expanded.
 - The same settings as a JSON schema: [configs/schema.json](../configs/schema.json), installed beside the package's example configs. An

@@ -12,6 +12,7 @@ from mlx_bulk.runner.files.checked_json import write_document
 from mlx_bulk.runner.files.checked_lines import append_line
 from mlx_bulk.runner.runs import audit as audit_module
 from mlx_bulk.runner.runs.audit import Audit, audit_run
+from mlx_bulk.runner.runs.run_dir import RunDir
 from mlx_bulk.runner.runs.run_files import SCHEMA_VERSION
 from mlx_bulk.runner.runs.shard_audit import ShardCount
 from mlx_bulk.runner.store import journal
@@ -155,6 +156,30 @@ def test_files_that_nobody_declared(run: Path):
         "mine.arrow: is not the run's; move it elsewhere: who reads the folder reads it too",
         "part-00000007.arrow: no commit declares it; run the same command again: it adopts the file, or takes it away",
     ]
+
+
+def test_a_part_that_a_run_at_work_declares_in_a_moment(run: Path, monkeypatch: pytest.MonkeyPatch):
+    part, away = run / "results/part-00000007.arrow", run.parent / "away"
+    shutil.copy(run / "results/part-00000000.arrow", part)
+    slept = list[float]()
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 2:
+            part.rename(away)
+
+    monkeypatch.setattr(audit_module.time, "sleep", sleep)
+    with RunDir.open(run):
+        assert audit_run(run).complete
+        assert slept == [*audit_module.PAUSES[:2]]
+        away.rename(part)
+        found = audit_run(run)
+        assert wrong(found)[0].startswith("part-00000007.arrow: no commit declares it")
+        assert found.working.startswith("process ")
+    slept.clear()
+    assert not audit_run(run).complete
+    assert not slept
+    assert audit_run(run).working == ""
 
 
 def test_an_input_that_has_grown(run: Path):
