@@ -13,6 +13,7 @@ from ...configs.score import ScoreConfig
 from ...runner.core.errors import RunDirError
 from ...runner.core.shard_layout import total_rows
 from ...runner.runs.drift import COLUMN
+from ...runner.runs.failures import committed_drops
 from ...runner.runs.run_files import notes_on, stored_run, stored_statistics
 from ...runner.store.commit_log import read_commits
 from ...runner.store.paths import RunPaths
@@ -28,7 +29,10 @@ _WITHOUT_PAIRS = ("embed", "classify")  # kinds whose documents have no figure t
 
 @dataclass(frozen=True, slots=True)
 class ComparedRun:
-    """One of the runs. kind: "generate", or what a score job scores. done: rows committed; of: rows of the input."""
+    """One of the runs. kind: "generate", or what a score job scores. done: rows committed; of: rows of the input.
+
+    errors: rows in quarantine; dropped: groups left out on purpose, which are no errors.
+    """
 
     path: Path
     kind: str
@@ -37,6 +41,7 @@ class ComparedRun:
     of: int
     records: int
     errors: int
+    dropped: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,7 @@ def compare_runs(a: Path, b: Path, top: int) -> RunComparison:
 def _compared_run(path: Path, run: dict[str, Any]) -> ComparedRun:
     log = read_commits(RunPaths(path))
     parts, of = log.commits.values(), total_rows(run)
+    dropped = committed_drops(RunPaths(path)) if run["config"]["job"] == "rollout" else 0
     return ComparedRun(
         path,
         ScoreConfig.model_validate(run["config"]).score.kind if run["config"]["job"] == "score" else str(run["config"]["job"]),
@@ -91,7 +97,8 @@ def _compared_run(path: Path, run: dict[str, Any]) -> ComparedRun:
         sum(part.rows for part in parts),
         of,
         sum(part.records for part in parts),
-        sum(part.errors for part in parts),
+        sum(part.errors for part in parts) - dropped,
+        dropped,
     )
 
 

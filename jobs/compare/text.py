@@ -64,6 +64,7 @@ def run_cells(side: ComparedRun) -> list[str]:
     """Returns a run's path, and its kind, records and state."""
     state = "complete" if side.complete else f"{side.done:,} of {count_text(side.of, 'row')}"
     errors = f", {side.errors:,} quarantined" if side.errors else ""
+    errors += f", {count_text(side.dropped, 'group')} dropped" if side.dropped else ""
     return [str(side.path), f"{side.kind}, {count_text(side.records, 'record')}, {state}{errors}"]
 
 

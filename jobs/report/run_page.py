@@ -244,11 +244,12 @@ def _named(group: str | None) -> str:
 
 
 def error_section(now: Status) -> PageSection | None:
-    """Lists the kinds of errors; None where there are none."""
-    if not now.kinds:
+    """Lists the kinds of errors; None where there are none. Groups that were dropped on purpose are none."""
+    kinds = [kind for kind in now.kinds if kind.stage != DROP]
+    if not kinds:
         return None
-    cells = [[f"{kind.count:,}", kind.stage, kind.error, f"row {kind.row:,}", kind.message[:400]] for kind in now.kinds[:_KINDS]]
-    more = f" {len(now.kinds) - _KINDS:,} other kinds are not shown." if len(now.kinds) > _KINDS else ""
+    cells = [[f"{kind.count:,}", kind.stage, kind.error, f"row {kind.row:,}", kind.message[:400]] for kind in kinds[:_KINDS]]
+    more = f" {len(kinds) - _KINDS:,} other kinds are not shown." if len(kinds) > _KINDS else ""
     shown = table("", ["rows", "stage", "class", "first", "message of the first"], cells, left=5, prose=(4,))
     return PageSection("errors", "Errors", f"Quarantined rows by stage and class; errors/ holds each with its input.{more}", tables=[shown])
 

@@ -9,8 +9,11 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from mlx_bulk.jobs.cli.main import cli
+from mlx_bulk.jobs.compare.compare import compare_runs
+from mlx_bulk.jobs.compare.text import run_cells
 from mlx_bulk.jobs.export.source import ExportedRun
 from mlx_bulk.jobs.generate.rollout import RolloutJob
+from mlx_bulk.jobs.report.run_page import error_section
 from mlx_bulk.jobs.status.text import status_as_json, status_as_text
 from mlx_bulk.runner.runs.status import run_status
 
@@ -114,6 +117,10 @@ def test_groups_with_nothing_to_compare_are_dropped_and_counted_and_are_no_error
     assert (found.dropped, "errors    none" in text, "dropped   2 groups: 2 DegenerateGroup" in text) == (2, True, True)
     values = json.loads(status_as_json(found))
     assert (values["errors"], values["dropped"]) == (0, 2)
+    assert error_section(found) is None
+    side = compare_runs(done.output, done.output, 1).a
+    assert (side.errors, side.dropped) == (0, 2)
+    assert run_cells(side)[1].endswith(" complete, 2 groups dropped")
     notes = ExportedRun.at(done.output, partial=False).notes(with_errors=False)
     assert notes == ["not in it: 2 groups dropped by the config, which errors/ names"]
     for options in ([], ["--retry-errors"]):
