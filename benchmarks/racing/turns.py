@@ -5,6 +5,7 @@ turn, and those that wait use no processor, so what else the machine does falls 
 for a BLAS or for threads: all have the same ones, the libraries' own, within the units that ``MLX_BULK_CPU`` allows (``tiers.py``).
 """
 
+import gc
 import json
 import os
 import resource
@@ -37,6 +38,7 @@ def serve(build: Callable[[], Callable[[], Any]], warm_up: bool = True) -> None:
         return
     if warm_up:
         work()
+    gc.freeze()  # as mlx-bulk's command does: a full collection would look through all libraries, in the middle of a round
     print(json.dumps({"ready": True}), file=out, flush=True)
     for _ in sys.stdin:
         began = time.perf_counter()

@@ -98,7 +98,7 @@ struct Attention {
       outer(rows, (behind + W - 1) / W * W, queries, d, own.turned, own.wide, d, scores + front, wide());
     } else {
       dots(rows, front, queries, d, front_keys + head * front_room * d, d, d, scores, wide(), nullptr);
-      dots(rows, behind, queries, d, k + head * ks[1], ks[2], d, scores + front, wide(), nullptr);
+      score_few(head, behind, queries, rows, own, scores + front);
     }
     weigh(scores, head, start, n, keys, shares);
     if (front) outer(rows, width, scores, wide(), ahead.values, ahead.ld, front, made, width);
@@ -107,6 +107,25 @@ struct Attention {
       float* to = out + ((start + r % n) * h + head * groups() + r / n) * e;
       for (long i = 0; i < e; i++) to[i] = made[r * width + i] * shares[r];
     }
+  }
+
+  // Scores of few queries with the row's own keys. Memory bounds a decode step here, so what comes next is fetched meanwhile: the values of
+  // these keys, if the second cache holds them until they are multiplied, then the next head's first keys.
+  void score_few(long head, long keys, const float* queries, long rows, const Piece& own, float* scores) const {
+    constexpr long AT_ONCE = 24, NEXT = 2048;  // keys, a multiple of the columns that `dots` takes at once; numbers
+    const float *first = k + head * ks[1], *next = first + ks[1];
+    bool fetches = keys * e <= 1 << 16;
+    for (long j = 0, some; j < keys; j += some) {
+      some = fetches ? std::min(AT_ONCE, keys - j) : keys;
+      for (long i = j; fetches && i < j + some; i++) fetch(own.values + i * own.ld, e);
+      dots(rows, some, queries, d, first + j * ks[2], ks[2], d, scores + j, wide(), nullptr);
+    }
+    for (long j = 0; head + 1 < kv && j < std::min(keys, NEXT / d); j++) fetch(next + j * ks[2], d);
+  }
+
+  // Fetches `count` numbers into the second cache.
+  static void fetch(const float* from, long count) {
+    for (long i = 0; i < count; i += 16) __builtin_prefetch(from + i, 0, 2);
   }
 
   // Returns a copy whose pointers and lengths are those of one row.
@@ -138,6 +157,10 @@ struct Attention {
     }
     long each = std::max(1l, std::min({QUERIES_AT_ONCE, t, BYTES / (4 * groups() * wide())}));
     long tiles = (t + each - 1) / each, parts = std::min(tiles, std::max(1l, 4 * pool::threads() / (b * kv)));
+    if (few() && !fronts && b >= 8 * pool::threads()) return pool::run(b, [&](long row) {  // its next head is known, and fetched ahead
+      Attention one = of(row);
+      for (long head = 0; head < kv; head++) one.some(head, 0, 1, 1);
+    });
     pool::run(b * kv * parts, [&](long task) {  // head by head: a prefix that rows share stays in the L2 cache
       long one = task / parts;
       if (fronts) of(one % b).some(one / b, task % parts, parts, each);
