@@ -8,7 +8,8 @@ from typing import Literal
 from mlx_bulk.arguments import as_strings, names_nearest, require_progress
 from mlx_bulk.configs.cells import cells
 from mlx_bulk.configs.errors import ConfigError
-from mlx_bulk.configs.load import load_config
+from mlx_bulk.configs.jobs import ROW_JOBS
+from mlx_bulk.configs.load import either, load_config
 from mlx_bulk.configs.schema import JobConfig
 from mlx_bulk.configs.sweep import SweepConfig
 from mlx_bulk.jobs.kinds import KINDS
@@ -71,7 +72,7 @@ def run(
     require_progress(progress)
     job = _parsed(config, overrides)
     if isinstance(job, SweepConfig):
-        raise ConfigError("job: found sweep; expected generate, score or rollout: mlx_bulk.sweep runs a sweep")
+        raise ConfigError(f"job: found sweep; expected {either(ROW_JOBS)}: mlx_bulk.sweep runs a sweep")
     start = Start(overwrite=overwrite, retry_errors=retry_errors, adopt=as_strings(adopt, "adopt", '["data.path"]'))
     with session_work(job.cluster, job.batch.deterministic) as work:
         summary = session.run_job(job, KINDS[job.job], start, _host(stopped), progress, work)

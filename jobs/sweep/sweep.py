@@ -166,7 +166,7 @@ def closing_line(outcomes: Sequence[CellOutcome], folder: Path, command: str) ->
         parts.append(f"{count['failed']:,} failed")
     if unfinished := count["stopped"] + count["waiting"]:
         parts.append(f"{unfinished:,} left")
-    again = "" if count["complete"] == len(outcomes) else f"; {command} continues"
+    again = f"; mend what failed, then {command} goes on" if count["failed"] else f"; {command} continues" if unfinished else ""
     return f"sweep: {', '.join(parts)}{again} -> {folder}"
 
 

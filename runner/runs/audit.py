@@ -131,7 +131,8 @@ def _check_input(audit: Audit, run_json: dict[str, Any]) -> None:
         now = current_fingerprint(data, audit.run)
         changed = inputs_drift(inputs, now)
     except (BulkError, OSError) as error:
-        audit.problems.append(Finding(INPUTS, str(error), "put the input where it was; the results can be read without it"))
+        what = str(error).removeprefix(f"{INPUTS}: ").rstrip(".")
+        audit.problems.append(Finding(INPUTS, what, "put the input where it was; the results can be read without it"))
         return
     audit.input_rows = covered_rows(now)
     audit.problems += [Finding(difference.key, difference.text, _RESTORE) for difference in changed]

@@ -25,7 +25,7 @@ from .jinja_sandbox import render
 from .metered_sandbox import MeteredEnvironment
 from .render_costs import Unsure, start_budget
 from .render_process import RenderRefused, TooMuch, render_apart
-from .template_columns import ROW, columns_in_row, spelling_of_column, spelling_of_known
+from .template_columns import ROW, columns_in_row, spelling_of_column, spelling_of_known, written_column
 
 
 @dataclass(slots=True, frozen=True)
@@ -131,7 +131,7 @@ def _compiled(kind: str, template: str, option: str, columns: Collection[str]) -
         if name not in columns:
             raise missing_column(columns, name, option, spelling_of_known(template, columns))
     if is_constant(template) and template in columns:
-        cure = f"a template writes it {{{{ {template} }}}}, and the word itself {{{{ '{template}' }}}}"
+        cure = f"a template writes it {written_column(template)}, and the text itself {{{{ {template!r} }}}}"
         raise DataError(f"{option}: found {shown_value(template)}, which is a column's name; {cure}")
 
     def render(row: Columns) -> Any:

@@ -50,6 +50,11 @@ def spelling_of_known(template: str, columns: Collection[str]) -> str:
     return f"The column {max(meant, key=len)!r} is written {_written(max(meant, key=len))}." if meant else ""
 
 
+def written_column(name: str) -> str:
+    """Returns how a template writes a column: by its name, or in ``row`` where that is no variable's."""
+    return f"{{{{ {name} }}}}" if _is_variable(name) else _written(name)
+
+
 def _written(name: str) -> str:
     return f"{{{{ {ROW}[{json.dumps(name, ensure_ascii=False)}] }}}}"
 

@@ -153,7 +153,9 @@ def test_a_sweep_says_how_each_cell_ended(bench: Bench) -> None:
 
 
 def test_run_and_sweep_name_each_other(bench: Bench) -> None:
-    with pytest.raises(mlx_bulk.BulkError, match=r"found sweep; .* mlx_bulk\.sweep runs a sweep"):
+    with pytest.raises(
+        mlx_bulk.BulkError, match=r"found sweep; expected generate, score, rollout, embed or classify: mlx_bulk\.sweep runs a sweep"
+    ):
         mlx_bulk.run(sweep_of(bench))
     with pytest.raises(mlx_bulk.BulkError, match=r"found generate; expected sweep: mlx_bulk\.run runs one job"):
         mlx_bulk.sweep(bench.root / "config.yaml")

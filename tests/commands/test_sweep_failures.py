@@ -27,7 +27,7 @@ def test_a_failed_cell_stops_no_other_and_is_tried_again(bench: Bench):
     matrix = {"data.path": [str(bench.root / "late.jsonl"), str(bench.root / "rows.jsonl")]}
     done = run(bench, matrix=matrix)
     assert done.code == 5
-    assert done.last_line == f"sweep: 1 of 2 cells complete, 1 failed; the same command continues -> {bench.root}/out"
+    assert done.last_line == f"sweep: 1 of 2 cells complete, 1 failed; mend what failed, then the same command goes on -> {bench.root}/out"
     assert "[1] data.path: " in done.stderr
     assert "late.jsonl does not exist" in done.stderr.splitlines()[-2]
     failed, complete = table(bench).to_pylist()

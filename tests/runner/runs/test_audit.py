@@ -200,6 +200,7 @@ def test_an_input_that_is_another_or_gone(run: Path):
     found = audit_run(run)
     assert (found.input_rows, found.resolved, found.complete) == (None, ROWS, False)
     assert "rows.jsonl does not exist" in wrong(found)[0]
+    assert wrong(found)[0].count("data.path: ") == 1
 
 
 def test_rows_that_the_input_does_not_have(run: Path):

@@ -1,6 +1,7 @@
 """Tests prompts and messages from a row's columns: templates, their errors, and missing columns."""
 
 import json
+import re
 from contextlib import suppress
 from typing import Any
 
@@ -161,13 +162,18 @@ def test_a_scoring_jobs_list_may_be_choices() -> None:
 
 @pytest.mark.parametrize("option", ["text", "user", "system", "prefill"])
 def test_a_columns_name_where_a_template_is_expected(option: str) -> None:
-    config = PromptConfig.model_validate(({} if option in ("text", "user") else {"user": "{{ q }}"}) | {option: "question"})
+    others = {} if option in ("text", "user") else {"user": "{{ q }}"}
+    config = PromptConfig.model_validate(others | {option: "question"})
     with pytest.raises(DataError) as refused:
         compile_prompt(config, ["q", "question"])
-    said = "found \"question\", which is a column's name; a template writes it {{ question }}, and the word itself {{ 'question' }}"
+    said = "found \"question\", which is a column's name; a template writes it {{ question }}, and the text itself {{ 'question' }}"
     assert str(refused.value) == f"prompt.{option}: {said}"
     compile_prompt(config, ["q", "questions"])
     compile_prompt(config, [])
+    with pytest.raises(
+        DataError, match=re.escape("a template writes it {{ row[\"Frage Text\"] }}, and the text itself {{ 'Frage Text' }}")
+    ):
+        compile_prompt(PromptConfig.model_validate(others | {option: "Frage Text"}), ["q", "Frage Text"])
 
 
 @pytest.mark.parametrize(("template", "line"), [("a\n{{ q", 2), ("{% if %}", 1), ("a\n\n{{ q | nope }}", 3)])
