@@ -16,6 +16,7 @@ import pyarrow as pa
 from ...runner.core.errors import RunDirError
 from ...runner.runs.run_files import TABLE_FILE, cells_of
 from ...runner.runs.throughput import duration
+from ..sweep.results_table import DROPPED
 from ..terminal.tables import count_text, figure
 from .charts import Chart, ChartPoint, lines
 from .page import Card, Page, PageSection, Table, TableCell
@@ -61,9 +62,10 @@ def sweep_page(folder: Path) -> Page:
     page.cards = list(_cards(whole, done, settings))
     charts = list(_charts(done, settings))
     tables = [_heat_map(whole, settings)]
-    page.sections = [
-        PageSection("cells", "Cells", "In each column of figures the best cell is the darkest and bold; shades go by rank.", tables=tables)
-    ]
+    words = "In each column of figures the best cell is the darkest and bold; shades go by rank."
+    if any(row.get("dropped") for row in done):
+        words += f" {DROPPED}"
+    page.sections = [PageSection("cells", "Cells", words, tables=tables)]
     if charts:
         page.sections.append(PageSection("curves", "Against the settings", charts=charts))
     if (grouped := _groups(rows, settings)) is not None:

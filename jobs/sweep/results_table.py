@@ -31,13 +31,16 @@ GENERATED: list[Column] = [
     ("tokens", lambda row: figure(row["completion_tokens"])),
 ]
 ROLLED: list[Column] = [
-    ("reward", lambda row: figure(row["reward"])),
+    ("reward", lambda row: figure(row["reward"], row.get("reward_stderr"))),
     ("groups", lambda row: figure(row["groups"])),
+    ("dropped", lambda row: figure(row.get("dropped") or None)),
     ("nothing to compare", lambda row: figure(row["degenerate"])),
     ("truncated", lambda row: figure(row["truncated"])),
     ("tokens", lambda row: figure(row["completion_tokens"])),
 ]
 _FIXED = {"state": pa.string(), "exit_code": pa.int32(), "error": pa.string(), "quarantined": pa.int64(), "seconds": pa.float64()}
+
+DROPPED = "Rewards are of the groups that were kept: dropped ones are in no other figure."
 
 _DAMAGED = "figures damaged: stats.arrow or summary.json of the cell is gone or not as it was written; the same command makes both again"
 
@@ -90,6 +93,8 @@ def closing_table(outcomes: Sequence[CellOutcome]) -> str:
     lines = align_columns(list(zip(*columns, strict=True)), left)
     marked = any(cell.endswith("*") for column in columns[left:] for cell in column)
     lines += _noted(outcomes, rows, marked)
+    if any(row.get("dropped") for row in rows):
+        lines.append(DROPPED)
     lines += [f"[{number}] {reason}" for number, reason in enumerate(reasons, start=1)]
     return "\n".join(lines + ([_DAMAGED] if any(map(_is_damaged, outcomes)) else []))
 

@@ -54,6 +54,22 @@ def test_the_table_takes_no_damaged_statistics(bench: Bench):
 
 
 @pytest.mark.slow
+def test_groups_that_were_dropped_are_shown_beside_the_reward_of_the_others(bench: Bench):
+    """With two samples and a reward of 0 or 1, the groups that are kept have a mean of 0.5, whatever the model does."""
+    source = bench.root / "mine.py"
+    source.write_text("def odd(completions, q, **_):\n    return [float(i and len(q[0]) > 1) for i in range(len(completions))]\n")
+    base: dict[str, Any] = {**base_of(bench, ROWS), "job": "rollout", "rewards": [{"fn": f"{source}:odd"}], "drop_degenerate": True}
+    base["sampling"] |= {"n": 2, "temperature": 1.0}
+    done = run(bench, base=base, matrix={"sampling.max_tokens": [2, 3]})
+    assert done.code == 0, done.stderr
+    lines = done.stderr.splitlines()
+    heading, *cells, note, _ = lines[next(i for i, line in enumerate(lines) if line.startswith("sampling.max_tokens")) :]
+    assert heading.split()[:4] == ["sampling.max_tokens", "reward", "groups", "dropped"]
+    assert [cell.split()[1:6] for cell in cells] == [["0.5000", "±", "0", "4", "1"]] * 2
+    assert note == "Rewards are of the groups that were kept: dropped ones are in no other figure."
+
+
+@pytest.mark.slow
 def test_a_setting_that_a_cell_leaves_is_the_bases(bench: Bench):
     include = [{"sampling.max_tokens": 2}, {"data.limit": 1}, {"sampling.temperature": 0.5}]
     assert run(bench, include=include).code == 0
