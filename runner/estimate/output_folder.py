@@ -15,7 +15,7 @@ from ..images.named_files import files_fingerprint
 from ..pipeline.run_spec import RunSpec
 from ..runs.drift import identity_drift, inputs_drift, rounds_drift
 from ..runs.run_dir import MARK
-from ..runs.run_files import stored_run
+from ..runs.run_files import holds_no_rows, stored_run
 from ..runs.status import run_status
 from ..store.paths import OWN_FOLDERS, RunPaths, part_of
 
@@ -49,7 +49,7 @@ def output_state(config: JobConfig, spec: RunSpec) -> OutputState:
     now: dict[str, Any] = {"config": config.model_dump(mode="json"), "inputs": inputs}
     drift = identity_drift(stored["identity"], spec.identity(config)) + inputs_drift(stored["inputs"], now["inputs"])
     drift += rounds_drift(stored, now)
-    if drift and not covered_rows(stored["inputs"]):
+    if drift and not covered_rows(stored["inputs"]) and holds_no_rows(paths):
         return OutputState("new")
     if drift:
         causes = [difference for difference in drift if not difference.key.startswith("column ")]

@@ -28,7 +28,7 @@ from ..store.open_journals import journal_files
 from ..store.paths import OWN_FILES, OWN_FOLDERS, OWN_JOURNALS, OWN_PARTS, OWN_POLICIES, RunPaths, part_of
 from ..store.recovery import Recovered, recover, require_covered
 from .drift import KeyDrift, identity_drift, inputs_content, inputs_drift, inputs_key, refusal, require_adoptable, rounds_drift, values_at
-from .run_files import SCHEMA_VERSION, read_run, unchecked_run, with_nonce_of
+from .run_files import SCHEMA_VERSION, holds_no_rows, read_run, unchecked_run, with_nonce_of
 from .worker_parts import WorkerPart
 
 log = logging.getLogger("mlx_bulk")
@@ -124,7 +124,7 @@ class RunDir(RunPaths):
         drift = identity_drift(stored["identity"], run["identity"]) + inputs_drift(stored["inputs"], run["inputs"])
         drift += rounds_drift(stored, run)
         if any(difference.key not in adopt for difference in drift):
-            if not covered_rows(stored["inputs"]):
+            if not covered_rows(stored["inputs"]) and holds_no_rows(self):
                 log.info("%s: the run that was there had an input without rows; this one takes its place", self.root)
                 self.replace(new, adopt, accepted)
                 return

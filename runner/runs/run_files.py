@@ -15,7 +15,7 @@ from ..core.errors import RunDirError
 from ..core.shard_layout import covered_rows, rounds_of, total_rows
 from ..files.checked_json import read_document
 from ..store.commit_log import read_commits
-from ..store.paths import RunPaths
+from ..store.paths import RunPaths, part_of
 from .summary import Summary
 
 log = logging.getLogger("mlx_bulk")
@@ -150,3 +150,9 @@ def with_nonce_of(stored: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]
     """Returns ``run`` with the nonce of the run that is there, or without one where that has none."""
     others = {key: value for key, value in run.items() if key != "nonce"}
     return {**others, "nonce": stored["nonce"]} if "nonce" in stored else others
+
+
+def holds_no_rows(paths: RunPaths) -> bool:
+    """Returns True where a run has no part, no journal, and declares no shard."""
+    parts = (file for folder in (paths.results, paths.errors) for file in folder.iterdir() if part_of(file.name))
+    return not (any(parts) or any(paths.journal.iterdir()) or read_commits(paths).commits)

@@ -250,6 +250,18 @@ def test_a_run_over_no_rows_makes_room_for_any_other(tmp_path: Path):
             run.bind({**other, "identity": {"sampling.temperature": 0.7, "column input.q": "string"}})
 
 
+@pytest.mark.parametrize("kept", ["results/part-00000000.arrow", "errors/part-00000000.arrow", "journal/00000000"])
+def test_no_part_and_no_journal_is_ever_removed_for_another_run(tmp_path: Path, kept: str):
+    nothing = {**RUN, "inputs": {**INPUTS, "sources": []}}
+    with RunDir.open(tmp_path / "run") as run:
+        run.bind(nothing)
+        run.commits.write_bytes(b"")
+        (run.root / kept).write_bytes(b"rows")
+        with pytest.raises(DriftError):
+            run.bind({**nothing, "identity": {"sampling.temperature": 0.5, "sampling.seed": 0}})
+        assert (run.root / kept).read_bytes() == b"rows"
+
+
 def test_a_run_keeps_its_nonce_and_another_in_its_place_has_its_own(tmp_path: Path):
     with RunDir.open(tmp_path / "run") as run:
         for nonce in ("first", "second"):  # nothing is finished yet
