@@ -16,6 +16,10 @@ NAME_WIDTH = 22  # at most, and no more than a fifth of a line
 Row = dict[str, Any]
 Column = tuple[str, Callable[[Row], str]]
 
+_FIRST_TOKENS = """\
+* First tokens with nothing before them, or that begin in the prompt, are
+  not scored: their bytes do not count, their words do."""
+
 
 def score_closing(table: pa.Table) -> str:
     """Returns the statistics as aligned text: all records, up to 20 groups, the reference model's block, and notes."""
@@ -120,7 +124,7 @@ def notes(row: Row) -> list[str]:
         so = "" if "acc" in row else ", so perplexity is infinite"
         notes.append(f"{_some(impossible, 'token')} {'has' if impossible == 1 else 'have'} no chance at all (logprob -inf){so}.")
     if row.get("first_token_scored") is False and row["scored_tokens"]:
-        notes.append("* First tokens with nothing before them are not scored:\n  their bytes do not count, their words do.")
+        notes.append(_FIRST_TOKENS)
     if unlabelled := row.get("rows", 0) - row.get("labelled", 0):
         notes.append(f"{_some(unlabelled, 'row')} {'has' if unlabelled == 1 else 'have'} no label.")
     return [note for note in notes if note]

@@ -82,8 +82,8 @@ def test_records_outside_the_figures_are_reported(tmp_path: Path):
         "1 document has nothing to score.",
         "2 documents were cut to the context.",
         "1 token has no chance at all (logprob -inf), so perplexity is infinite.",
-        "* First tokens with nothing before them are not scored:",
-        "  their bytes do not count, their words do.",
+        "* First tokens with nothing before them, or that begin in the prompt, are",
+        "  not scored: their bytes do not count, their words do.",
     ]
 
 

@@ -108,7 +108,7 @@ def test_unscored_first_tokens_are_marked_in_the_cells_that_have_them(bench: Ben
     assert "*" not in heading
     assert ("*" in bos, none.count("*")) == (False, 2)  # bits and perplexity of bytes
     assert "± is the standard error, clustered by document." in noted
-    assert any(line.startswith("* First tokens with nothing before them are not scored") for line in noted)
+    assert any(line.startswith("* First tokens with nothing before them, or that begin in the prompt, are") for line in noted)
     assert any(line.startswith("score.prefix=none: 1 document has nothing to score") for line in noted)  # of one letter
 
 
