@@ -141,8 +141,10 @@ class RolloutSums:
         The groups that a prompt has in several rounds are one cluster: drawing it again says little about other prompts.
         """
         _, prompt = np.unique(np.array(self._group_rows, np.int64), return_inverse=True)
-        sums, sizes = (np.bincount(prompt, each) for each in (self._group_sums, self._group_sizes))
-        return clustered_error(sums, sizes.astype(np.int64))
+        sums, sizes = np.zeros(prompt.max(initial=-1) + 1), np.zeros(prompt.max(initial=-1) + 1, np.int64)
+        np.add.at(sums, prompt, np.array(self._group_sums))
+        np.add.at(sizes, prompt, np.array(self._group_sizes, np.int64))
+        return clustered_error(sums, sizes)
 
     @property
     def not_rated(self) -> Mapping[tuple[str, str], RewardError]:
