@@ -9,15 +9,15 @@ from typing import Any, Literal
 
 from ...configs.schema import JobConfig
 from ..core.errors import RunDirError
-from ..core.shard_layout import covered_rows, rounds_of
+from ..core.shard_layout import rounds_of
 from ..files.folder_lock import holder, refuse_strangers
 from ..images.named_files import files_fingerprint
 from ..pipeline.run_spec import RunSpec
 from ..runs.drift import identity_drift, inputs_drift, rounds_drift
 from ..runs.run_dir import MARK
-from ..runs.run_files import holds_no_rows, stored_run
+from ..runs.run_files import holds_rows, is_over_no_rows, stored_run
 from ..runs.status import run_status
-from ..store.paths import OWN_FOLDERS, RunPaths, part_of
+from ..store.paths import OWN_FOLDERS, RunPaths
 
 State = Literal["new", "continues", "complete", "refused"]
 
@@ -49,7 +49,7 @@ def output_state(config: JobConfig, spec: RunSpec) -> OutputState:
     now: dict[str, Any] = {"config": config.model_dump(mode="json"), "inputs": inputs}
     drift = identity_drift(stored["identity"], spec.identity(config)) + inputs_drift(stored["inputs"], now["inputs"])
     drift += rounds_drift(stored, now)
-    if drift and not covered_rows(stored["inputs"]) and holds_no_rows(paths):
+    if drift and is_over_no_rows(paths, stored):
         return OutputState("new")
     if drift:
         causes = [difference for difference in drift if not difference.key.startswith("column ")]
@@ -63,8 +63,6 @@ def output_state(config: JobConfig, spec: RunSpec) -> OutputState:
 
 def _has_work(paths: RunPaths) -> bool:
     """Returns True when the folder holds finished work. Without it a start is free to change everything (see ``RunDir.bind``)."""
-    folders = (folder for folder in (paths.results, paths.errors) if folder.is_dir())
-    parts = (file for folder in folders for file in folder.iterdir() if part_of(file.name))
     if paths.doomed.exists():  # its removal was interrupted, and the next start completes it
         return False
-    return paths.commits.exists() or (paths.journal.is_dir() and any(paths.journal.iterdir())) or any(parts)
+    return paths.commits.exists() or holds_rows(paths)

@@ -109,16 +109,22 @@ def _rest_of(audit: Audit, paths: RunPaths) -> Audit:
 
     It may have a part that it declares in a moment, or a frame that is half written.
     """
-    for pause in (*PAUSES, None):
-        working, whole, log = holder(paths.root), copy.deepcopy(audit), read_commits(paths)  # the run may have gone on
-        whole.working = "" if working is None else str(working)
-        _count_journals(whole, paths, log)
-        _find_strays(whole, paths, log)
-        _check_closing(whole, paths, log)
-        if working is None or pause is None or len(whole.problems) == len(audit.problems):
-            return whole
+    whole = _look_at_rest(audit, paths)
+    for pause in PAUSES:
+        if not whole.working or len(whole.problems) == len(audit.problems):
+            break
         time.sleep(pause)
-    raise AssertionError
+        whole = _look_at_rest(audit, paths)
+    return whole
+
+
+def _look_at_rest(audit: Audit, paths: RunPaths) -> Audit:
+    working, whole, log = holder(paths.root), copy.deepcopy(audit), read_commits(paths)  # the run may have gone on
+    whole.working = "" if working is None else str(working)
+    _count_journals(whole, paths, log)
+    _find_strays(whole, paths, log)
+    _check_closing(whole, paths, log)
+    return whole
 
 
 def _check_input(audit: Audit, run_json: dict[str, Any]) -> None:

@@ -25,10 +25,10 @@ from ..files.folder_lock import LOCK, discard, hold, missing_folders, now, unloc
 from ..formats.source import WAITING
 from ..store.commit_log import read_commits
 from ..store.open_journals import journal_files
-from ..store.paths import OWN_FILES, OWN_FOLDERS, OWN_JOURNALS, OWN_PARTS, OWN_POLICIES, RunPaths, part_of
+from ..store.paths import OWN_FILES, OWN_FOLDERS, OWN_JOURNALS, OWN_PARTS, OWN_POLICIES, RunPaths
 from ..store.recovery import Recovered, recover, require_covered
 from .drift import KeyDrift, identity_drift, inputs_content, inputs_drift, inputs_key, refusal, require_adoptable, rounds_drift, values_at
-from .run_files import SCHEMA_VERSION, holds_no_rows, read_run, unchecked_run, with_nonce_of
+from .run_files import SCHEMA_VERSION, holds_rows, is_over_no_rows, read_run, unchecked_run, with_nonce_of
 from .worker_parts import WorkerPart
 
 log = logging.getLogger("mlx_bulk")
@@ -107,8 +107,7 @@ class RunDir(RunPaths):
         """
         self.identity, self.input_content = digest(run["identity"]), digest(inputs_content(run["inputs"]))
         self.rounds = rounds_of(run)
-        parts = (file for folder in (self.results, self.errors) for file in folder.iterdir() if part_of(file.name))
-        finished = self.commits.exists() or any(self.journal.iterdir()) or any(parts)
+        finished = self.commits.exists() or holds_rows(self)
         stored = self._stored(run, finished)
         identity_keys = run["identity"].keys() | (stored["identity"].keys() if stored else ())
         require_adoptable(adopt, {*identity_keys, inputs_key(run["inputs"])})
@@ -124,7 +123,7 @@ class RunDir(RunPaths):
         drift = identity_drift(stored["identity"], run["identity"]) + inputs_drift(stored["inputs"], run["inputs"])
         drift += rounds_drift(stored, run)
         if any(difference.key not in adopt for difference in drift):
-            if not covered_rows(stored["inputs"]) and holds_no_rows(self):
+            if is_over_no_rows(self, stored):
                 log.info("%s: the run that was there had an input without rows; this one takes its place", self.root)
                 self.replace(new, adopt, accepted)
                 return

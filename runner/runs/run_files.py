@@ -152,7 +152,13 @@ def with_nonce_of(stored: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]
     return {**others, "nonce": stored["nonce"]} if "nonce" in stored else others
 
 
-def holds_no_rows(paths: RunPaths) -> bool:
-    """Returns True where a run has no part, no journal, and declares no shard."""
-    parts = (file for folder in (paths.results, paths.errors) for file in folder.iterdir() if part_of(file.name))
-    return not (any(parts) or any(paths.journal.iterdir()) or read_commits(paths).commits)
+def holds_rows(paths: RunPaths) -> bool:
+    """Returns True where a run has a part or a journal."""
+    folders = (folder for folder in (paths.results, paths.errors) if folder.is_dir())
+    parts = (file for folder in folders for file in folder.iterdir() if part_of(file.name))
+    return any(parts) or (paths.journal.is_dir() and any(paths.journal.iterdir()))
+
+
+def is_over_no_rows(paths: RunPaths, stored: dict[str, Any]) -> bool:
+    """Returns True where the run that is there, by its run.json, had an input without rows, and has none."""
+    return not (covered_rows(stored["inputs"]) or holds_rows(paths) or read_commits(paths).commits)
