@@ -1,6 +1,7 @@
 """Tests the records of rollout runs: columns, groups, rounds, rewards for trainers, and dropped groups."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from mlx_bulk.jobs.export.source import ExportedRun
 from mlx_bulk.jobs.generate.rollout import RolloutJob
 from mlx_bulk.jobs.report.run_page import error_section
 from mlx_bulk.jobs.status.text import status_as_json, status_as_text
+from mlx_bulk.jobs.sweep.results_table import DROPPED
 from mlx_bulk.runner.runs.status import run_status
 
 from ..support.bench import ROWS, Bench, Done, table_of
@@ -212,10 +214,17 @@ def test_a_sweep_takes_rollouts(bench: Bench):
     lines = done.stderr.splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("sampling.temperature "))
     heading, *cells = lines[at : at + 3]
-    assert heading.split() == ["sampling.temperature", "reward", "groups", "nothing", "to", "compare", "truncated", "tokens"]
+    assert re.split("  +", heading.strip()) == [
+        "sampling.temperature", "reward", "groups", "dropped", "nothing to compare", "truncated", "tokens",
+    ]
     for cell, line in zip(sorted((bench.root / "sweep").glob("*/results")), cells, strict=True):
         records = table_of(cell).to_pylist()
-        assert line.split()[2:4] == [str(len(groups(records))), "0"]
+        kept = len(groups(records))
+        _, reward, *counts = re.split("  +", line.strip())
+        assert re.fullmatch(r"[0-9.]+ ± [0-9.]+", reward)
+        # No group that is kept has nothing to compare: the others were dropped.
+        assert counts[:3] == [str(kept), str(len(ROWS) - kept) if kept < len(ROWS) else "–", "0"]
+    assert DROPPED in lines
     page = CliRunner().invoke(cli, ["report", str(bench.root / "sweep")])
     assert page.exit_code == 0, page.output
     assert "mean reward" in (bench.root / "sweep/report.html").read_text()
