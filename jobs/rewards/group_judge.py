@@ -3,7 +3,7 @@
 Implements ``Judge`` of runner/pipeline/job.py.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -31,7 +31,7 @@ class GroupJudge:
     read: Callable[[Request, Generated], Message]
     rewards: Sequence[RewardConfig] = ()
     failures: RewardFailures = field(default_factory=RewardFailures)
-    columns: Sequence[str] = ()
+    columns: Collection[str] = ()
 
     def rate(self, row: Row, request: Request, outcomes: Sequence[Generated]) -> "Future[Ratings]":
         """Returns the future ratings of a row's outcomes, in their order. Raises DataError where a model's ``on_error`` ends the run."""

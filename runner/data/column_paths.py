@@ -3,9 +3,11 @@
 An absent column and a null column are the same here, as in Arrow. Knows no files.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, cast
+
+import pyarrow as pa
 
 from ...configs.visible import visible
 from ..core.errors import DataError
@@ -44,10 +46,43 @@ def columns_on(columns: Collection[str], path: str) -> list[str]:
 def require_column(columns: Collection[str], path: str, option: str) -> None:
     """Raises DataError if no row has the column of ``path``. ``option`` is the config key that asks for it, such as ``data.key``.
 
-    An empty dataset has no columns at all, and raises nothing.
+    An empty dataset has no columns at all, and raises nothing. columns: names; or names with their types, and then the path must lead
+    to something below a column of objects, too. A type of None says that nothing is known of what lies below.
     """
-    if columns and not columns_on(columns, path):
+    heads = columns_on(columns, path)
+    if columns and not heads:
         raise missing_column(columns, path, option)
+    types = cast(Mapping[str, pa.DataType | None], columns) if isinstance(columns, Mapping) else {}
+    below = [(head, types.get(head)) for head in heads]
+    if heads and not any(kind is None or _leads(kind, path[len(head) + 1 :]) for head, kind in below):
+        raise _missing_below(heads[0], types[heads[0]], path, option)
+
+
+def _leads(kind: pa.DataType, path: str) -> bool:
+    """Returns whether a value of this type may have something at ``path``. A column that is always null may have anything."""
+    if not path or pa.types.is_null(kind):
+        return True
+    fields = {field.name: field.type for field in cast(pa.StructType, kind)} if pa.types.is_struct(kind) else {}
+    return any(_leads(fields[head], path[len(head) + 1 :]) for head in columns_on(fields, path))
+
+
+def _missing_below(head: str, kind: pa.DataType | None, path: str, option: str) -> DataError:
+    """Returns the error for a path that begins with a column and leads to nothing in it."""
+    paths = list(_paths(head, kind))
+    near = get_close_matches(path, paths, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    ordered = [*near, *(known for known in paths if known not in near)]
+    more = f" … and {len(ordered) - SHOWN} more" if len(ordered) > SHOWN else ""
+    holds = f"There are: {', '.join(map(visible, ordered[:SHOWN]))}{more}." if paths else f"The column {visible(head)} holds no objects."
+    return DataError(f"{option}: no row has anything at {path!r}.{hint} {holds}")
+
+
+def _paths(head: str, kind: pa.DataType | None) -> Iterator[str]:
+    """Yields the dotted paths of all that lies below a column of objects."""
+    for field in cast(pa.StructType, kind) if kind is not None and pa.types.is_struct(kind) else []:
+        path = f"{head}.{field.name}"
+        yield path
+        yield from _paths(path, field.type)
 
 
 def missing_column(columns: Collection[str], name: str, option: str, spelling: str = "") -> DataError:

@@ -69,12 +69,13 @@ def _remembered(data: DataConfig, sources: list[Source]) -> Path | None:
 def _scan(data: DataConfig, sources: list[Source]) -> Scan:
     tally = _Tally(data)
     scanned = tuple(_scan_source(source, tally) for source in sources)
-    if data.key_column is not None:
-        require_column(list(tally.columns), data.key_column, "data.key" if data.key else "data.format: openai")
-        tally.require_unique()
     schema = pa.schema([column.field(name) for name, column in tally.columns.items()])
     present = {name: column.present for name, column in tally.columns.items()}
-    return Scan(scanned, tally.rows, tally.bad, schema, present, data.model_dump(mode="json"), tally.census)
+    found = Scan(scanned, tally.rows, tally.bad, schema, present, data.model_dump(mode="json"), tally.census)
+    if data.key_column is not None:
+        require_column(found.column_types, data.key_column, "data.key" if data.key else "data.format: openai")
+        tally.require_unique()
+    return found
 
 
 def accept_stdin(scan: Scan) -> Scan:

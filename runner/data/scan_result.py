@@ -57,6 +57,11 @@ class Scan:
         """Lists the columns' names, in order of first appearance."""
         return list(self.schema.names)
 
+    @property
+    def column_types(self) -> dict[str, pa.DataType | None]:
+        """Returns each column's type by name; None for a column kept as JSON text, whose objects may hold anything."""
+        return {column.name: None if column.metadata == JSON_METADATA else column.type for column in self.schema}
+
     def input_type(self, keep: Literal["all", "none"] | list[str]) -> pa.StructType | None:
         """Returns the type of the records' ``input``: the kept columns, in order of first appearance. None when there are none.
 

@@ -44,16 +44,16 @@ from ..text.tokenizer import Tokenizer
 class Parts:
     """The parts of which a job is made, once the input is scanned and the checkpoint is found.
 
-    columns: names of the input's columns. kept: type of the records' ``input`` struct, None where nothing is kept. context: the
-    longest sequence in tokens that the model was made for, None where its config does not say. reference_context: that of the
-    reference model, None also without one. vocabulary: the width V of the model's logits; token ids are below it. family: the
-    model's ``model_type``. eos: the token ids that end a completion. checkpoint: where the model lies. census: what the requests of
-    a Batch file ask for. reward_models: those of the config's rewards, in their order. pictures: encodes prompts with pictures; None where
-    rows hold text alone.
+    columns: names of the input's columns, with their types where a scan found them (``Scan.column_types``). kept: type of the records'
+    ``input`` struct, None where nothing is kept. context: the longest sequence in tokens that the model was made for, None where its config
+    does not say. reference_context: that of the reference model, None also without one. vocabulary: the width V of the model's logits;
+    token ids are below it. family: the model's ``model_type``. eos: the token ids that end a completion. checkpoint: where the model lies.
+    census: what the requests of a Batch file ask for. reward_models: those of the config's rewards, in their order. pictures: encodes
+    prompts with pictures; None where rows hold text alone.
     """
 
     config: JobConfig
-    columns: list[str]
+    columns: Collection[str]
     kept: pa.StructType | None
     tokenizer: Tokenizer
     context: int | None

@@ -67,7 +67,7 @@ class RunSpec:
 
         Raises ConfigError and ModelError where no run can begin.
         """
-        kind.check(config, scanned.columns)
+        kind.check(config, scanned.column_types)
         kept = scanned.input_type(config.data.keep)
         checkpoint = checkpoints.find_checkpoint(config.loaded)
         tokenizer = _tokenizer_of(checkpoint, config)
@@ -86,7 +86,7 @@ class RunSpec:
             kept = kept_type(kept, config)
         parts = Parts(
             config,
-            scanned.columns,
+            scanned.column_types,
             kept,
             tokenizer,
             checkpoint.context,
