@@ -61,20 +61,27 @@ def _run_sweep(sweep_cells: "list[Cell]", folder: Path, start: dict[str, Any], h
     local = sweep_cells[0].config.cluster is None
     with engine_imports(any(cell.config.data.reads_hub for cell in sweep_cells), kernels=local):
         from ...runner.runs.run_dir import Start
+        from ...runner.runs.run_files import TABLE_FILE
         from ..kinds import KINDS
         from ..sweep import sweep
         from ..sweep.results_table import closing_table, sweep_table, write_sweep_table
         from ..worker.session_work import session_work
 
+    earlier = (folder / TABLE_FILE).exists() and not start["overwrite"]
+
     def write_table(ended: "Sequence[CellOutcome]") -> None:
-        write_sweep_table(sweep_table(ended), folder)
+        if not (earlier and sweep.nothing_done(ended)):
+            write_sweep_table(sweep_table(ended), folder)
 
     deterministic = any(cell.config.batch.deterministic for cell in sweep_cells)
     with session_work(sweep_cells[0].config.cluster, deterministic) as work:
         ended = sweep.run_sweep(sweep_cells, KINDS, folder, Start(**start), host, show, write_table, work)
     code = sweep.sweep_exit_code(ended)
-    last_line = sweep.closing_line(ended, folder, continue_command(start["overwrite"]))
-    return RunOutcome(code, f"{closing_table(ended)}\n{last_line}", None if code is None else folder)
+    lines = [closing_table(ended), sweep.closing_line(ended, folder, continue_command(start["overwrite"]))]
+    kept = earlier and sweep.nothing_done(ended)
+    if kept:
+        lines.insert(1, f"No cell did any work: {TABLE_FILE} and the report stay as the last start left them.")
+    return RunOutcome(code, "\n".join(lines), None if code is None or kept else folder)
 
 
 def draw_report(folder: Path, stop: Stop) -> None:

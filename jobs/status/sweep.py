@@ -10,7 +10,7 @@ from ...configs.visible import visible
 from ...runner.runs.run_files import cells_of, stored_failures
 from ...runner.runs.status import Status, run_status
 from ..terminal.tables import align_columns, count_text, shorten
-from .text import progress_of, status_values
+from .text import progress_of, start_command, status_values
 
 _NAME_WIDTH = 60
 
@@ -56,7 +56,17 @@ def sweep_status_as_text(folder: Path, statuses: dict[str, CellStatus]) -> str:
     report = folder / "report.html"
     report_line = [f"report    {report}"] if report.is_file() else []
     head = f"sweep     {folder}: {count_text(len(statuses), 'cell')}: {counts}"
-    return "\n".join([head, *report_line, "", *align_columns(lines, 2), *failed])
+    continue_line = [] if (command := _continuing(statuses)) is None else [f"continue  {command}"]
+    return "\n".join([head, *report_line, *continue_line, "", *align_columns(lines, 2), *failed])
+
+
+def _continuing(statuses: dict[str, CellStatus]) -> str | None:
+    """Returns the command that continues the sweep. None where all cells are complete, or one is at work."""
+    states = {status.state for status in statuses.values()}
+    if states <= {"complete"} or states & {"running", "starting"}:
+        return None
+    known = (start_command(status.run) for status in statuses.values() if status.run is not None)
+    return next((command for command in known if command is not None), "the command that started it")
 
 
 def sweep_status_as_json(folder: Path, statuses: dict[str, CellStatus]) -> str:

@@ -224,11 +224,24 @@ def _command(status: Status) -> str | None:
         return None
     if status.config is None or status.cwd is None:
         return "the command that started it"
-    change_folder = "" if Path.cwd() == Path(status.cwd) else f"cd {shlex.quote(status.cwd)} && "
-    if status.last is not None and status.last.words:
-        return f"{change_folder}mlx-bulk {shlex.join(_without_start_options(status.last.words))}"
+    if (command := start_command(status)) is not None:
+        return command
     command = "eval" if status.config["job"] == "eval" else "run"
-    return f"{change_folder}mlx-bulk {command} CONFIG --output {shlex.quote(status.config['output']['path'])}"
+    return f"{_change_folder(status.cwd)}mlx-bulk {command} CONFIG --output {shlex.quote(status.config['output']['path'])}"
+
+
+def start_command(status: Status) -> str | None:
+    """Returns the command of a run's last start, for a shell in this folder, without options that have had their effect.
+
+    None where the run does not know it. The command of a sweep's cell is the sweep's.
+    """
+    if status.cwd is None or status.last is None or not status.last.words:
+        return None
+    return f"{_change_folder(status.cwd)}mlx-bulk {shlex.join(_without_start_options(status.last.words))}"
+
+
+def _change_folder(folder: str) -> str:
+    return "" if Path.cwd() == Path(folder) else f"cd {shlex.quote(folder)} && "
 
 
 def _without_start_options(words: Sequence[str]) -> Iterator[str]:

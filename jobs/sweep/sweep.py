@@ -143,6 +143,11 @@ def _local_paths(config: JobConfig) -> Iterator[tuple[str, str]]:
             yield "data.path", path
 
 
+def nothing_done(outcomes: Sequence[CellOutcome]) -> bool:
+    """Returns whether each cell that was tried failed, as all do whose base has changed."""
+    return all(outcome.state in ("failed", "waiting") for outcome in outcomes)
+
+
 def sweep_exit_code(outcomes: Sequence[CellOutcome]) -> int | None:
     """Returns the exit code of the sweep: 0, 3 where rows are quarantined, the failed cells' code, or 5 where their codes differ.
 
@@ -183,6 +188,7 @@ def _run_cell(cell: Cell, work: Callable[[], Summary], command: str) -> CellOutc
     else:
         log.info("%s", last_line(summary, command))
         return CellOutcome(cell, "complete" if summary.complete else "stopped", summary)
+    message = message.removeprefix(f"{cell.config.output.path}: ")
     log.error("cell %s failed: %s", cell.name, message)
     return CellOutcome(cell, "failed", None, code, message)
 

@@ -26,7 +26,8 @@ def test_a_sweep_is_told_by_its_cells(bench: Bench):
     assert CliRunner().invoke(cli, ["run", str(path), "--no-supervised"]).exit_code == 3
     done, left = (cell["name"] for cell in json.loads((bench.root / "sweep/sweep.json").read_text())["cells"])
     shutil.rmtree(bench.root / "sweep" / left)
-    first, _, heading, complete, waiting = shown(bench).splitlines()
+    first, continued, _, heading, complete, waiting = shown(bench).splitlines()
+    assert continued == f"continue  mlx-bulk run {path} --no-supervised"
     assert first == f"sweep     {bench.root / 'sweep'}: 2 cells: 1 complete, 1 waiting"
     assert heading.split() == ["cell", "state", "rows", "errors"]
     assert complete.split() == [done, "complete", "6", "of", "6", "(100", "%)", "1"]
@@ -34,6 +35,8 @@ def test_a_sweep_is_told_by_its_cells(bench: Bench):
     one, other = json.loads(shown(bench, "--json"))["cells"]
     assert (one["name"], one["status"]["state"], one["status"]["errors"]) == (done, "complete", 1)
     assert (other["name"], other["status"]) == (left, None)
+    shutil.rmtree(bench.root / "sweep" / done)  # it knew the command
+    assert shown(bench).splitlines()[1] == "continue  the command that started it"
 
 
 def test_a_failed_cell_is_told_with_its_reason(bench: Bench):
@@ -52,7 +55,9 @@ def test_a_failed_cell_is_told_with_its_reason(bench: Bench):
     assert "gone.jsonl" in failed["error"]
     base["data"]["path"] = str(bench.write_rows(ROWS[:2], "gone.jsonl"))
     assert CliRunner().invoke(cli, ["run", str(path), "--no-supervised"]).exit_code == 0
-    assert "2 complete" in shown(bench)
+    text = shown(bench)
+    assert "2 complete" in text
+    assert "continue" not in text
 
 
 def test_a_notice_comes_once_a_sweep(bench: Bench):

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,25 @@ def test_the_same_command_continues_and_complete_cells_are_left(bench: Bench):
     assert table(bench).slice(0, 2).equals(before)  # the seconds too: they are those of the start that did the work
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in parts.items())
     assert run(bench, "--overwrite", matrix={"data.limit": [2, 3, 4]}).stderr.count("complete already") == 0
+
+
+def test_a_changed_base_leaves_table_and_report_and_tells_the_difference_once(bench: Bench):
+    matrix = {"sampling.max_tokens": [2, 3]}
+    assert run(bench, matrix=matrix).code == 0
+    before = {name: (bench.root / "out" / name).read_bytes() for name in ("sweep.arrow", "sweep.json")}
+    base = base_of(bench)
+    base["prompt"] = {"text": "another {{ q }}"}
+    done = run(bench, base=base, matrix=matrix)
+    assert done.code == 4
+    *_, reason, kept, last = re.split(r"\n(?=\[1\]|No cell|sweep:)", done.stderr.rstrip())
+    assert reason.startswith("[1] this run was started with something else:")
+    assert kept == "No cell did any work: sweep.arrow and the report stay as the last start left them."
+    assert last.startswith("sweep: 0 of 2 cells complete, 2 failed; ")
+    assert "[2]" not in done.stderr
+    assert all((bench.root / "out" / name).read_bytes() == content for name, content in before.items())
+    # A cell that is new does its work, and then the table is written.
+    assert run(bench, base=base, matrix={"sampling.max_tokens": [2, 4]}).code == 4
+    assert [row["state"] for row in table(bench).to_pylist()] == ["failed", "complete"]
 
 
 @pytest.mark.slow
