@@ -7,13 +7,11 @@ import gc
 import os
 import sys
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
-from functools import cache
-from importlib.abc import Loader
-from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
 from typing import Any
+
+from .transformers_import import read_models_faster
 
 _own = threading.Event()
 
@@ -56,14 +54,14 @@ def _prepare(kernels: bool) -> None:
 
 
 def prepare_engine() -> None:
-    """Loads mlx as ``prepare_mlx``. In the command's own process it also keeps transformers from importing PyTorch, see also ``_OneScan``.
+    """Loads mlx as ``prepare_mlx``. In the command's own process it also keeps transformers from importing PyTorch, and makes it faster.
 
     Where PyTorch is installed, tokenizers would import it, which takes seconds and slows the model's thread. Nothing of ours needs it.
     Code that comes with a tokenizer can import it all the same.
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     if _own.is_set() and "transformers" not in sys.modules:
-        sys.meta_path.insert(0, _OneScan)
+        read_models_faster()
     if _own.is_set() and "torch" not in sys.modules:
         hidden: dict[str, Any] = {"torch": None}  # as Python marks a module that is not there
         sys.modules.update(hidden)
@@ -86,44 +84,6 @@ def prepare_mlx() -> None:
         load_mlx()
     except BackendError as error:
         raise ModelError(str(error)) from error
-
-
-class _OneScan:
-    """An import hook by which transformers reads the files of its models once, not twice: that takes a quarter of a second.
-
-    It remembers what it has found in a folder, but only of the last 128 folders, and there are some 450.
-    """
-
-    name = "transformers.utils.import_utils"
-
-    @classmethod
-    def find_spec(cls, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Returns the module's own spec, whose function then remembers all folders; None for other modules."""
-        if name != cls.name:
-            return None
-        sys.meta_path.remove(cls)
-        spec = PathFinder.find_spec(name, path)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Remembering(spec.loader)
-        return spec
-
-
-class _Remembering(Loader):
-    """Loads a module as ``loader`` does, and then lets its search of folders remember all of them."""
-
-    def __init__(self, loader: Loader):
-        self._loader = loader
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Leaves it to the loader."""
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Runs the module's code. A version of transformers without that function stays as it is."""
-        self._loader.exec_module(module)
-        search = vars(module).get("create_import_structure_from_path")
-        if search is not None and hasattr(search, "__wrapped__"):
-            vars(module)[search.__name__] = cache(search.__wrapped__)
 
 
 class _NoPandas:

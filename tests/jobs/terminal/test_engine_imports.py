@@ -7,6 +7,7 @@ from pathlib import Path
 
 import mlx_bulk.configs
 import pytest
+from mlx_bulk.jobs.terminal.transformers_import import from_declaration
 
 DEMO = Path(mlx_bulk.configs.__path__[0]) / "demo.yaml"
 
@@ -70,6 +71,18 @@ print(sum(folder.endswith("models/llama") for folder in seen), AutoTokenizer.__n
 def test_the_command_s_process_reads_the_files_of_transformers_once(claim: str, times: int):
     done = subprocess.run([sys.executable, "-c", SCANS.format(claim=claim)], capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == (f"{times} AutoTokenizer\n", 0), done.stderr
+
+
+def test_names_in_the_files_of_transformers_are_found_at_their_ends():
+    from transformers.utils import import_utils
+
+    faster = from_declaration(import_utils.fetch__all__)
+    files = sorted(Path(import_utils.__file__).parent.parent.glob("models/[a-g]*/*.py"))
+    found = [(import_utils.fetch__all__(text), faster(text)) for text in (file.read_text(encoding="utf-8") for file in files)]
+    assert all(slow == fast for slow, fast in found)
+    assert sum(bool(slow) for slow, _ in found) > 100
+    assert faster("__all__ = ['a']") == ["a"]
+    assert faster("names = __all__\n") == import_utils.fetch__all__("names = __all__\n") == []
 
 
 # Imported by no command of ours that reads local files and draws no chart in its own process.
