@@ -54,23 +54,24 @@ def _prepare(kernels: bool) -> None:
 
 
 def prepare_engine() -> None:
-    """Loads mlx as ``prepare_mlx``. In the command's own process it also keeps transformers from importing PyTorch, and makes it faster.
+    """Loads mlx as ``prepare_mlx``. In the command's own process it also makes transformers faster, and hides two libraries from it.
 
-    Where PyTorch is installed, tokenizers would import it, which takes seconds and slows the model's thread. Nothing of ours needs it.
-    Code that comes with a tokenizer can import it all the same.
+    Where PyTorch is installed, tokenizers would import it, which takes seconds and slows the model's thread. trio is another way to wait
+    for the hub, and takes a tenth of a second. Nothing of ours needs them. Code that comes with a tokenizer can import them all the same.
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     if _own.is_set() and "transformers" not in sys.modules:
         read_models_faster()
     if _own.is_set() and "torch" not in sys.modules:
-        hidden: dict[str, Any] = {"torch": None}  # as Python marks a module that is not there
+        hidden: dict[str, Any] = {name: None for name in ("torch", "trio") if name not in sys.modules}  # as Python marks what is not there
         sys.modules.update(hidden)
         try:
             from transformers.utils.import_utils import is_torch_available
 
             is_torch_available()  # it remembers the answer
         finally:
-            del sys.modules["torch"]
+            for name in hidden:
+                del sys.modules[name]
     prepare_mlx()
 
 

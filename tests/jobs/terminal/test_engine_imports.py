@@ -86,7 +86,7 @@ def test_names_in_the_files_of_transformers_are_found_at_their_ends():
 
 
 # Imported by no command of ours that reads local files and draws no chart in its own process.
-UNUSED = ("torch", "pandas", "datasets", "pyarrow.dataset", "scipy", "sklearn", "matplotlib", "lm_eval", "vl_convert", "requests")
+UNUSED = ("torch", "trio", "pandas", "datasets", "pyarrow.dataset", "scipy", "sklearn", "matplotlib", "lm_eval", "vl_convert", "requests")
 ENGINE = ("mlx.core", "mlx_lm", "transformers", "tokenizers", "huggingface_hub", "jinja2")
 RECORDS = ("numpy", "pyarrow", "pydantic", "yaml", "tqdm")
 
