@@ -6,6 +6,7 @@ It reads only the config. It does not check that a model or an input exists.
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -64,11 +65,16 @@ def load_config(
 
 
 def _plain(value: object) -> Value:
-    """Returns a copy of a Python value as YAML would give it: paths as text, tuples as lists. Others are left to validation."""
+    """Returns a copy of a Python value as YAML would give it: paths as text, tuples as lists, numbers of NumPy as Python's own.
+
+    Others are left to validation.
+    """
     if isinstance(value, Mapping):
         return {key: _plain(inner) for key, inner in cast(Mapping[Scalar, object], value).items()}
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in cast(Sequence[object], value)]
+    if isinstance(value, Real) and type(value) not in (bool, int, float):
+        return int(value) if isinstance(value, Integral) else float(value)
     return str(value) if isinstance(value, Path) else cast(Value, value)
 
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from hypothesis import given
@@ -263,3 +264,20 @@ def test_reading_a_config_imports_nothing_heavy(tmp_path: Path) -> None:
         [sys.executable, "-c", script, str(written(tmp_path, LEAST))], capture_output=True, text=True, check=True, cwd=tmp_path
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_numbers_of_numpy_are_numbers():
+    config = load_config(
+        {
+            "job": "generate",
+            "model": {"path": "demo"},
+            "data": {"path": "rows.jsonl", "limit": np.int64(3)},
+            "prompt": {"text": "{{ q }}"},
+            "sampling": {"temperature": np.float32(0.5), "top_p": np.float64(0.25), "stop_token_ids": [np.int32(7)]},
+            "output": {"path": "run"},
+        }
+    )
+    assert isinstance(config, GenerateConfig)
+    found = (config.data.limit, config.sampling.temperature, config.sampling.top_p, config.sampling.stop_token_ids[0])
+    assert found == (3, 0.5, 0.25, 7)
+    assert list(map(type, found)) == [int, float, float, int]
