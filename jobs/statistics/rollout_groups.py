@@ -10,9 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 
-# The columns that a group is made of. Records have the rewards' where the run has any, and the last with ``select: best``.
+# The columns that a group is made of. Records have the rewards' where the run has any, the last of them with ``select: best``, and ``stale``
+# where ``policy.max_staleness`` is set.
 _REWARD_COLUMNS = ("reward", "rewards", "reward_errors", "group_rewards")
-GROUP_COLUMNS = ("row", "round", "sample", "policy_version", "truncated", "completion_tokens", *_REWARD_COLUMNS)
+GROUP_COLUMNS = ("row", "round", "sample", "policy_version", "truncated", "completion_tokens", *_REWARD_COLUMNS, "stale")
 _SLICE = 1024  # records that are Python objects at a time
 
 _Path = tuple[str, ...]  # a column, or a column and a field of its struct
@@ -25,7 +26,8 @@ class RolloutGroup:
     samples: [n], the samples' numbers. truncated: how many ended by length. completion_tokens: of all samples together.
     rewards: [n], None for a sample without a reward; None as a whole where the run has no reward functions.
     by_function: reward -> [n], what it gave. errors: reward -> [n], why it gave nothing, as ``kind: text``. drawn: rewards of all samples
-    that were drawn, where the best alone has a record; None where each has one.
+    that were drawn, where the best alone has a record; None where each has one. stale: the policy was too far behind; None where the run
+    sets no bound.
     """
 
     round: int
@@ -38,6 +40,7 @@ class RolloutGroup:
     by_function: dict[str, list[float | None]]
     errors: dict[str, list[str | None]]
     drawn: list[float | None] | None = None
+    stale: bool | None = None
 
 
 class GroupSplitter:
@@ -90,4 +93,5 @@ def _group(columns: dict[_Path, list[Any]]) -> RolloutGroup:
         {path[1]: values for path, values in columns.items() if path[0] == "rewards"},
         {path[1]: values for path, values in columns.items() if path[0] == "reward_errors"},
         columns["group_rewards",][0] if ("group_rewards",) in columns else None,
+        columns["stale",][0] if ("stale",) in columns else None,
     )

@@ -45,6 +45,7 @@ class _Figures:
             "reward": sums.reward.mean,
             "reward_std": sums.reward.std,
             "reward_stderr": sums.reward_error,
+            "stale": sums.counts["stale"],
             "drawn": sums.counts["drawn"],
             "drawn_reward": sums.drawn.mean,
             "drawn_reward_std": sums.drawn.std,
@@ -59,7 +60,8 @@ def rollout_statistics(run: Path) -> pa.Table:
 
     ``of`` and ``group`` say which. groups, samples; degenerate: groups with fewer than two rewards or only equal ones; unrated:
     samples without a reward; truncated: samples that ended by length; completion_tokens: of all samples. dropped: groups that were
-    left out on purpose. They are in no other figure, and null for a policy version where there are any. reward, reward_std,
+    left out on purpose. They are in no other figure, and null for a policy version where there are any. stale: groups that are marked so,
+    where the run bounds staleness. reward, reward_std,
     reward_stderr (clustered by prompt). rewards: of each function mean, std, count and errors. reward_errors: of each function and
     kind how many, and the first's text. pass_at: of each function whose rewards are all 0 or 1, a share for each k; null where
     degenerate groups were dropped. With ``select: best`` all of these are of the samples that were kept, and drawn, drawn_reward,
@@ -70,7 +72,8 @@ def rollout_statistics(run: Path) -> pa.Table:
     ks = powers(whole.most_samples)
     rows = [{"of": of, "group": group, **figures.row(ks)} for (of, group), figures in parts.items()]
     kinds = sorted({kind for _, kind in whole.not_rated})
-    return pa.Table.from_pylist(rows, _schema(list(whole.functions), ks, kinds, selects=bool(whole.counts["drawn"])))
+    schema = _schema(list(whole.functions), ks, kinds, selects=bool(whole.counts["drawn"]), bounds="stale" in whole.counts)
+    return pa.Table.from_pylist(rows, schema)
 
 
 def _collect(run: Path) -> dict[Part, _Figures]:
@@ -106,9 +109,13 @@ def _dropped(run: Path) -> dict[str, Counter[str]]:
     return counts
 
 
-def _schema(functions: list[str], ks: list[int], kinds: list[str], selects: bool) -> pa.Schema:
-    """Returns the table's schema. kinds: of reasons why samples have no reward. selects: the best sample of a group was kept."""
-    fields = [("of", pa.string()), ("group", pa.string()), *((name, pa.int64()) for name in (*_COUNTS, "dropped"))]
+def _schema(functions: list[str], ks: list[int], kinds: list[str], selects: bool, bounds: bool) -> pa.Schema:
+    """Returns the table's schema. kinds: of reasons why samples have no reward.
+
+    selects: the best sample of a group was kept. bounds: groups are marked as stale or not.
+    """
+    counts = (*_COUNTS, "dropped", "stale") if bounds else (*_COUNTS, "dropped")
+    fields = [("of", pa.string()), ("group", pa.string()), *((name, pa.int64()) for name in counts)]
     fields += [(name, pa.float64()) for name in ("reward", "reward_std", "reward_stderr")]
     if selects:
         fields += [("drawn", pa.int64()), ("drawn_reward", pa.float64()), ("drawn_reward_std", pa.float64())]

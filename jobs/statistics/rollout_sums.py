@@ -100,8 +100,9 @@ class RolloutSums:
     """Sums over groups: all of a run, those of a round, or those of a policy version.
 
     counts: groups and samples; degenerate: groups with fewer than two rewards, or only equal ones; unrated: samples without a
-    reward; truncated; completion_tokens. reward: over all samples that have one. most_samples: of the largest group. drawn: over all
-    samples that were drawn, where the best of a group alone has a record; counts then has ``drawn``, how many they are.
+    reward; truncated; completion_tokens; stale: groups, where the run bounds staleness. reward: over all samples that have one.
+    most_samples: of the largest group. drawn: over all samples that were drawn, where the best of a group alone has a record; counts then has
+    ``drawn``, how many they are.
     """
 
     counts: Counter[str] = field(default_factory=Counter[str])
@@ -122,6 +123,8 @@ class RolloutSums:
         compared = group.rewards if group.drawn is None else group.drawn
         if compared is not None:
             self.counts.update(degenerate=int(is_degenerate(compared)), unrated=n - len(rated))
+        if group.stale is not None:
+            self.counts.update(stale=int(group.stale))
         for reward in group.drawn or ():
             self.counts["drawn"] += 1
             if reward is not None:

@@ -35,6 +35,8 @@ def _heading(whole: dict[str, Any]) -> str:
         f"{count_text(whole['groups'], 'group')}, {_samples(whole)}",
         f"{_share(whole['truncated'], whole['samples'])} of {'those' if whole.get('drawn') else 'them'} truncated",
     ]
+    if whole.get("stale"):
+        parts.append(f"{_share(whole['stale'], whole['groups'])} of the groups stale")
     if "rewards" in whole:
         parts.append(f"{_share(whole['degenerate'], whole['groups'])} of the groups with nothing to compare")
     return "; ".join(parts)

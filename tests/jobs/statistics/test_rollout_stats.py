@@ -210,6 +210,20 @@ def test_the_end_of_a_run_says_it_in_a_few_lines(tmp_path: Path):
     assert (first.split()[:2], second.split()[:2]) == (["0", "2"], ["12", "1"])
 
 
+def test_groups_that_are_marked_as_stale_are_counted(tmp_path: Path):
+    marks = (True, False, True)
+    groups = [[record | {"stale": mark} for record in group(2, (1.0, 0.0), (0.0, 0.0))] for mark in marks]
+    bounded = pa.schema([*SCHEMA, pa.field("stale", pa.bool_())])
+    text = rollout_closing(found := written(tmp_path / "some", groups, schema=bounded))
+    assert text.splitlines()[0].endswith("of them truncated; 2 (66.7%) of the groups stale; 0 (0.0%) of the groups with nothing to compare")
+    assert found["stale"].to_pylist() == [2, 2, 2]  # of all, of the round, of the policy
+    none = [[record | {"stale": False} for record in group(2, (1.0, 0.0), (0.0, 0.0))]]
+    found = written(tmp_path / "none", none, schema=bounded)
+    assert found["stale"].to_pylist() == [0, 0, 0]
+    assert "stale" not in rollout_closing(found)
+    assert "stale" not in written(tmp_path / "unbounded", [group(2, (1.0, 0.0))]).column_names
+
+
 def test_of_many_policies_the_first_and_the_newest_are_shown(tmp_path: Path):
     text = rollout_closing(written(tmp_path / "run", [group(version, (1.0, 0.0), (0.0, 0.0)) for version in range(30)]))
     shown = [line.split()[0] for line in text.splitlines()[6:]]
