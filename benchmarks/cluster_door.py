@@ -37,10 +37,12 @@ def main() -> None:
     """Measures all and prints it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bound", type=float, default=2.0, help="seconds until both sides have said why")
+    parser.add_argument("--only", nargs="+", choices=list(DIFFERENCES), default=list(DIFFERENCES), help="these differences")
     args = parser.parse_args()
     seconds, said, wrong = dict[str, dict[str, float]](), dict[str, dict[str, str]](), list[str]()
     with tempfile.TemporaryDirectory() as name:
-        for label, (change, named) in DIFFERENCES.items():
+        for label in args.only:
+            change, named = DIFFERENCES[label]
             seconds[label], said[label] = refused(Path(name).resolve() / label.replace(" ", "-"), change)
             wrong += [f"{label}: the {side} does not name {named}: {text}" for side, text in said[label].items() if named not in text]
             wrong += [f"{label}, {what}: {each:.2f} s" for what, each in seconds[label].items() if what in SIGNS and each > args.bound]
