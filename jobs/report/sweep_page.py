@@ -77,7 +77,7 @@ def _read(folder: Path) -> tuple[list[Row], list[str]]:
     """Returns the table's rows, and the settings that cells change."""
     listed = cells_of(folder)
     if not (folder / TABLE_FILE).exists():
-        raise RunDirError(f"{folder}: no cell of the sweep has ended, so there is nothing to report yet. The sweep's command goes on with it.")
+        raise RunDirError(f"{folder}: no cell of the sweep has ended; there is nothing to report yet. The sweep's command goes on with it.")
     try:
         # Arrow may crash on damaged bytes; the table is small, and any start of the sweep writes it anew.
         with pa.OSFile(str(folder / TABLE_FILE)) as file:

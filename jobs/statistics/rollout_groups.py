@@ -10,8 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-# The columns that a group is made of. Records have the rewards' where the run has any, the last of them with ``select: best``, and ``stale``
-# where ``policy.max_staleness`` is set.
+# The columns that a group is made of. Records have the rewards' where the run has any, the last of them with ``select: best``, and
+# ``stale`` where ``policy.max_staleness`` is set.
 _REWARD_COLUMNS = ("reward", "rewards", "reward_errors", "group_rewards")
 GROUP_COLUMNS = ("row", "round", "sample", "policy_version", "truncated", "completion_tokens", *_REWARD_COLUMNS, "stale")
 _SLICE = 1024  # records that are Python objects at a time

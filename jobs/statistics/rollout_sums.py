@@ -101,8 +101,8 @@ class RolloutSums:
 
     counts: groups and samples; degenerate: groups with fewer than two rewards, or only equal ones; unrated: samples without a
     reward; truncated; completion_tokens; stale: groups, where the run bounds staleness. reward: over all samples that have one.
-    most_samples: of the largest group. drawn: over all samples that were drawn, where the best of a group alone has a record; counts then has
-    ``drawn``, how many they are.
+    most_samples: of the largest group. drawn: over all samples that were drawn, where the best of a group alone has a record; counts then
+    has ``drawn``, how many they are.
     """
 
     counts: Counter[str] = field(default_factory=Counter[str])

@@ -215,7 +215,13 @@ def test_a_sweep_takes_rollouts(bench: Bench):
     at = next(i for i, line in enumerate(lines) if line.startswith("sampling.temperature "))
     heading, *cells = lines[at : at + 3]
     assert re.split("  +", heading.strip()) == [
-        "sampling.temperature", "reward", "groups", "dropped", "nothing to compare", "truncated", "tokens",
+        "sampling.temperature",
+        "reward",
+        "groups",
+        "dropped",
+        "nothing to compare",
+        "truncated",
+        "tokens",
     ]
     for cell, line in zip(sorted((bench.root / "sweep").glob("*/results")), cells, strict=True):
         records = table_of(cell).to_pylist()

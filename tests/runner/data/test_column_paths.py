@@ -20,7 +20,8 @@ TYPES = {
 
 
 @pytest.mark.parametrize(
-    "path", ["q", "meta", "meta.temp", "meta.deep", "meta.deep.id", "meta.deep.a.b.c", "a.b", "a.b.c", "a.z", "loose.any.thing", "nothing.x"]
+    "path",
+    ["q", "meta", "meta.temp", "meta.deep", "meta.deep.id", "meta.deep.a.b.c", "a.b", "a.b.c", "a.z", "loose.any.thing", "nothing.x"],
 )
 def test_a_path_that_leads_to_something_is_taken(path: str):
     require_column(TYPES, path, "option")
@@ -45,7 +46,7 @@ def test_a_path_that_leads_to_nothing_is_told_with_the_nearest(path: str, said: 
 
 def test_names_alone_tell_only_of_the_first_level():
     require_column(["meta"], "meta.tmp", "option")
-    with pytest.raises(DataError, match="no row has a column 'mata.tmp'"):
+    with pytest.raises(DataError, match=r"no row has a column 'mata\.tmp'"):
         require_column(["meta"], "mata.tmp", "option")
 
 
@@ -54,7 +55,7 @@ def test_a_scan_knows_what_lies_below_its_columns(tmp_path: Path):
     types = scanned(tmp_path, path).column_types
     for known in ("meta.temp", "meta.top", "mixed.whatever"):
         require_column(types, known, "option")
-    with pytest.raises(DataError, match="Did you mean 'meta.temp'"):
+    with pytest.raises(DataError, match=r"Did you mean 'meta\.temp'"):
         require_column(types, "meta.tmp", "option")
-    with pytest.raises(DataError, match="data.key: no row has anything at 'meta.id'"):
+    with pytest.raises(DataError, match=r"data\.key: no row has anything at 'meta\.id'"):
         scanned(tmp_path, path, key="meta.id")
