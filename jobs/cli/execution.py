@@ -61,13 +61,13 @@ def _run_sweep(sweep_cells: "list[Cell]", folder: Path, start: dict[str, Any], h
     local = sweep_cells[0].config.cluster is None
     with engine_imports(any(cell.config.data.reads_hub for cell in sweep_cells), kernels=local):
         from ...runner.runs.run_dir import Start
-        from ...runner.runs.run_files import TABLE_FILE
+        from ...runner.runs.run_files import TABLE_FILE, has_complete_cells
         from ..kinds import KINDS
         from ..sweep import sweep
         from ..sweep.results_table import closing_table, sweep_table, write_sweep_table
         from ..worker.session_work import session_work
 
-    earlier = (folder / TABLE_FILE).exists() and not start["overwrite"]
+    earlier = has_complete_cells(folder) and not start["overwrite"]
 
     def write_table(ended: "Sequence[CellOutcome]") -> None:
         if not (earlier and sweep.nothing_done(ended)):

@@ -137,13 +137,23 @@ def cells_of(folder: Path) -> list[dict[str, Any]]:
 
 def stored_failures(folder: Path) -> dict[str, str]:
     """Returns why cells of the sweep in ``folder`` failed at its last start, by their names; nothing without a table that can be read."""
+    return {row["cell"]: row["error"] or "" for row in _stored_cells(folder) if row["state"] == "failed"}
+
+
+def has_complete_cells(folder: Path) -> bool:
+    """Returns whether the sweep's table in ``folder`` has the figures of some cell; False without a table that can be read."""
+    return any(row["state"] == "complete" for row in _stored_cells(folder))
+
+
+def _stored_cells(folder: Path) -> list[dict[str, Any]]:
+    """Returns cell, state and error of each row of a sweep's table; nothing where it cannot be read."""
     try:
         with pa.OSFile(str(folder / TABLE_FILE)) as file:
             table = pa.ipc.open_file(file).read_all().select(["cell", "state", "error"])
         table.validate(full=True)
     except (OSError, ValueError, KeyError):  # any start of the sweep writes it anew
-        return {}
-    return {row["cell"]: row["error"] or "" for row in table.to_pylist() if row["state"] == "failed"}
+        return []
+    return table.to_pylist()
 
 
 def with_nonce_of(stored: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:

@@ -89,6 +89,12 @@ def test_a_changed_base_leaves_table_and_report_and_tells_the_difference_once(be
     assert last.startswith("sweep: 0 of 2 cells complete, 2 failed; ")
     assert "[2]" not in done.stderr
     assert all((bench.root / "out" / name).read_bytes() == content for name, content in before.items())
+    # What failed is told where the table has no figures that it would cost.
+    (bench.root / "out/sweep.arrow").unlink()
+    assert run(bench, base=base, matrix=matrix).code == 4
+    assert [row["state"] for row in table(bench).to_pylist()] == ["failed", "failed"]
+    assert run(bench, base=base, matrix=matrix).code == 4
+    assert [row["state"] for row in table(bench).to_pylist()] == ["failed", "failed"]
     # A cell that is new does its work, and then the table is written.
     assert run(bench, base=base, matrix={"sampling.max_tokens": [2, 4]}).code == 4
     assert [row["state"] for row in table(bench).to_pylist()] == ["failed", "complete"]
