@@ -16,7 +16,7 @@ from .compiled_grammar import CompiledGrammar
 from .compiler_input import grammar_text, too_large, why_empty, why_refused
 from .finished_text import schema_check
 from .matcher_guide import Endings
-from .tokenizer_definition import readable
+from .tokenizer_definition import readable, without_marks
 
 KEPT = 512  # compiled grammars that are kept for further rows: some 100 MB
 
@@ -76,7 +76,8 @@ class Grammars:
             raise RowError("grammar", problem)
         self.compilations += 1
         try:
-            fresh = LLMatcher(self._tokenizer, grammar_text(spec, self._leading_blank), log_level=0)
+            tokenizer = self._tokenizer if spec.kind == "grammar" else self._tokenizer_of_texts
+            fresh = LLMatcher(tokenizer, grammar_text(spec, self._leading_blank(tokenizer)), log_level=0)
             check = schema_check(spec) if spec.relaxed and spec.kind == "json_schema" else None
         except ValueError as error:
             raise RowError("grammar", why_refused(spec, first_line(error, None))) from error
@@ -92,12 +93,19 @@ class Grammars:
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
         """The tokenizer as llguidance takes it; a large one takes seconds to make."""
-        return LLTokenizer(readable(self._source.definition), n_vocab=self._width, eos_token=sorted(self._eos))
+        return self._made(readable(self._source.definition))
 
     @cached_property
-    def _leading_blank(self) -> bool:
-        """True where the tokenizer puts a blank before a text, which decoding takes off again (sentencepiece's dummy prefix)."""
-        return self._tokenizer.decode_bytes(self._source.encode_text("a").ids.tolist()).startswith(b" ")
+    def _tokenizer_of_texts(self) -> LLTokenizer:
+        """The same for grammars that ask for no mark by its name."""
+        return self._made(without_marks(readable(self._source.definition)))
+
+    def _made(self, definition: str) -> LLTokenizer:
+        return LLTokenizer(definition, n_vocab=self._width, eos_token=sorted(self._eos))
+
+    def _leading_blank(self, tokenizer: LLTokenizer) -> bool:
+        """Returns whether the tokenizer puts a blank before a text, which decoding takes off again (sentencepiece's dummy prefix)."""
+        return tokenizer.decode_bytes(self._source.encode_text("a").ids.tolist()).startswith(b" ")
 
 
 @dataclass(slots=True, frozen=True)

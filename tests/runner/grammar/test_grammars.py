@@ -2,6 +2,7 @@
 
 import gc
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,28 @@ def test_a_completion_is_a_text_of_the_grammar(spec: GrammarSpec, right: str, wr
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=6), min_size=1, max_size=4))
 def test_each_choice_can_be_made(texts: list[str]) -> None:
     assert all(takes(choice(*texts), text) for text in texts)
+
+
+@pytest.mark.parametrize("mark", ["<|im_end|>", "<|im_start|>", "<|endoftext|>"])
+@pytest.mark.parametrize("around", [("", ""), ("a", "b"), ("x ", "")])
+def test_a_text_that_is_forced_may_have_the_name_of_a_mark(mark: str, around: tuple[str, str]) -> None:
+    text = mark.join(around)
+    for spec, whole in ((choice(text), text), (GrammarSpec("regex", re.escape(text)), text), (schema({"const": text}), json.dumps(text))):
+        guide, ids = demo_grammars().compiled(spec).start(), list[int]()
+        while not guide.complete:
+            found = allowed(guide)
+            assert found, guide.error
+            ids.append(found[0])
+            guide.push(found[0])
+        assert guide.error is None
+        assert demo().decode(np.array(ids, np.int32)) == whole
+        assert not {IM_START, *ENDS} & set(ids)
+
+
+def test_a_grammar_may_ask_for_a_mark_by_its_name() -> None:
+    guide = demo_grammars().compiled(GrammarSpec("grammar", 'start: "a" <|im_start|> "b"')).start()
+    assert follow(guide, "a")
+    assert allowed(guide) == [IM_START]
 
 
 def test_ends_are_allowed_exactly_where_the_text_is_whole() -> None:
