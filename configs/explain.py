@@ -63,7 +63,7 @@ def _section_listed(field: FieldInfo) -> type[Section] | None:
 
 def holds_keys(field: FieldInfo) -> bool:
     """Returns True for a field that can hold a mapping: names to values, or a section or null."""
-    kinds = (field.annotation, *get_args(field.annotation))
+    kinds = _types_within(field.annotation)
     return any(get_origin(kind) is dict or (isinstance(kind, type) and issubclass(kind, Section)) for kind in kinds)
 
 

@@ -32,3 +32,10 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     assert "structured.unsupported: found warn; expected" in refusal("structured.regex=a", "structured.unsupported=warn").replace('"', "")
     endless = refusal("structured.regex=a", "sampling.ignore_eos=true")
     assert "sampling.ignore_eos: expected false, since a grammar (structured) ends with EOS" in endless
+
+
+def test_a_schema_on_the_command_line_that_is_no_yaml_is_told_as_such(tmp_path: Path) -> None:
+    (bracket,) = lines(tmp_path, LEAST, "structured.json_schema={type: [}")
+    assert bracket.startswith("--set structured.json_schema={type: [}: line 1, column 9: ")
+    (twice,) = lines(tmp_path, LEAST, "structured.json_schema={a: 1, a: 2}")
+    assert twice.endswith("the key 'a' stands here and on line 1; remove one of them")
