@@ -1,6 +1,7 @@
 """The text that llguidance compiles, and its errors in a user's words."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import llguidance
@@ -53,9 +54,18 @@ def too_large(spec: GrammarSpec) -> str | None:
 
 def why_refused(spec: GrammarSpec, error: str) -> str:
     """Returns the message for a grammar that cannot be compiled. ``error``: what llguidance says of it."""
-    relaxable = spec.kind == "json_schema" and not spec.relaxed
-    cure = "change it, or set structured.unsupported: relax" if relaxable else "change it"
+    cure = "change it, or set structured.unsupported: relax" if _relaxable(spec) else "change it"
     return f"this {NAMES[spec.kind]} cannot be enforced: {reason(error)}; {cure}"
+
+
+def _relaxable(spec: GrammarSpec) -> bool:
+    """Returns whether a refused schema can be compiled without what cannot be enforced."""
+    if spec.kind != "json_schema" or spec.relaxed:
+        return False
+    try:
+        return not llguidance.LLMatcher.validate_grammar(grammar_text(replace(spec, relaxed=True), leading_blank=False))
+    except ValueError:
+        return False
 
 
 def why_empty(spec: GrammarSpec) -> str:
