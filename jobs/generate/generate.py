@@ -62,7 +62,7 @@ class GenerateJob:
         if self.config.structured.used:
             require_grammar(self.config.structured, self.grammars)
         if (spec := self.answers.configured_call) is not None and (problem := self.grammars.refusal(spec)):
-            raise ConfigError(f"prompt.tools: the grammar of their calls {problem.removeprefix('this Lark grammar ')}")
+            raise ConfigError(f"prompt.tools: {problem}")
         for name, ids in (
             ("logit_bias", self.config.sampling.logit_bias),
             ("stop_token_ids", self.config.sampling.stop_token_ids),

@@ -40,7 +40,7 @@ def call_grammar(
         head = json.dumps(f'{{"name": {json.dumps(function["name"], ensure_ascii=False)}, "arguments": ', ensure_ascii=False)
         rules.append(f'tool{at}: {head} arguments{at} "}}"')
         rules.append(f"arguments{at}: %json {json.dumps(_arguments(function), ensure_ascii=False)}")
-    return GrammarSpec("grammar", "\n".join([*rules, r"BREAK: /\n?/", ""]))
+    return GrammarSpec("calls", "\n".join([*rules, r"BREAK: /\n?/", ""]))
 
 
 def _alternatives(number: int) -> str:

@@ -1,6 +1,7 @@
 """The text that llguidance compiles, and its errors in a user's words."""
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,13 @@ from ..core.grammar_spec import GrammarSpec
 
 LARGEST = 4_000_000  # bytes of a grammar
 
-NAMES = {"json_schema": "JSON schema", "regex": "regular expression", "choice": "list of choices", "grammar": "Lark grammar"}
+NAMES = {
+    "json_schema": "JSON schema",
+    "regex": "regular expression",
+    "choice": "list of choices",
+    "grammar": "Lark grammar",
+    "calls": "set of tools",
+}
 BLANKS: dict[str, dict[str, Any]] = {
     "bounded": {"whitespace_pattern": r"[ \n]{1,8}"},
     "flexible": {},
@@ -33,7 +40,7 @@ def grammar_text(spec: GrammarSpec, leading_blank: bool) -> str:
             text = llguidance.grammar_from("choice", spec.text)
         case "regex":
             text = llguidance.LLMatcher.grammar_from_regex(spec.text)
-        case "grammar":
+        case "grammar" | "calls":
             text = spec.text
     return _after_a_blank(text) if leading_blank else text
 
@@ -54,6 +61,9 @@ def too_large(spec: GrammarSpec) -> str | None:
 
 def why_refused(spec: GrammarSpec, error: str) -> str:
     """Returns the message for a grammar that cannot be compiled. ``error``: what llguidance says of it."""
+    if spec.kind == "calls":
+        said = _without_place(reason(error))
+        return f"calls of these tools cannot be enforced: {said}; change their parameters, or set tool_choice: auto"
     cure = "change it, or set structured.unsupported: relax" if _relaxable(spec) else "change it"
     return f"this {NAMES[spec.kind]} cannot be enforced: {reason(error)}; {cure}"
 
@@ -66,6 +76,11 @@ def _relaxable(spec: GrammarSpec) -> bool:
         return not llguidance.LLMatcher.validate_grammar(grammar_text(replace(spec, relaxed=True), leading_blank=False))
     except ValueError:
         return False
+
+
+def _without_place(said: str) -> str:
+    """Returns an error without its place in a grammar that the user did not write."""
+    return re.sub(r"^at \d+\(\d+\): ", "", said)
 
 
 def why_empty(spec: GrammarSpec) -> str:

@@ -202,7 +202,7 @@ def test_a_call_that_is_required(thinker: Tokenizer) -> None:
     with pytest.raises(ConfigError, match=r"prompt\.tool_choice: a call can be required where it is JSON between two marks"):
         job(thinker, prompt={**prompt, "tool_choice": "required"}, tools={"parser": "qwen3_coder"})
     odd = {"name": "odd", "parameters": {"type": "object", "properties": {"a": {"not": {}}}}}
-    with pytest.raises(ConfigError, match=r"prompt\.tools: the grammar of their calls cannot be enforced: .*not"):
+    with pytest.raises(ConfigError, match=r"prompt\.tools: calls of these tools cannot be enforced: .*not"):
         job(thinker, prompt={"user": "x", "tools": [odd], "tool_choice": "required"})
     column = job(thinker, prompt={"user": "x", "tools": "tools", "tool_choice": {"name": "date"}})
     with pytest.raises(RowError, match="must call the tool 'date'; expected one of its tools: weather, time"):

@@ -9,6 +9,7 @@ import pytest
 from mlx_bulk.runner.answers.call_grammar import call_grammar, why_no_call_grammar
 from mlx_bulk.runner.answers.tool_format import find_tool_format
 from mlx_bulk.runner.answers.tools import ToolChoice
+from mlx_bulk.runner.core.errors import RowError
 from mlx_bulk.runner.grammar.grammars import Grammars
 from mlx_bulk.runner.text.tokenizer import Tokenizer
 
@@ -81,6 +82,18 @@ def test_what_fits(tokenizer: Tokenizer, grammars: Grammars, text: str, choice: 
         assert bool(guide.complete) is fits
         return
     assert not fits
+
+
+def test_parameters_that_cannot_be_enforced_are_told_as_those_of_tools(tokenizer: Tokenizer, grammars: Grammars) -> None:
+    form = find_tool_format("auto", tokenizer)
+    assert form is not None
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"not": {}}}}}}
+    spec = call_grammar(form, [tool], ToolChoice("required"), False, lambda mark: tokenizer.encode_text(mark).ids.tolist())
+    with pytest.raises(RowError) as raised:
+        grammars.compiled(spec)
+    said, cure = str(raised.value).split("; ")
+    assert said == 'calls of these tools cannot be enforced: failed to compile JSON schema: Unimplemented keys: ["not"]'
+    assert cure == "change their parameters, or set tool_choice: auto"
 
 
 def test_formats_that_can_not_be_required(tmp_path: Path) -> None:
