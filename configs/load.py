@@ -73,7 +73,9 @@ def _plain(value: object) -> Value:
         return {key: _plain(inner) for key, inner in cast(Mapping[Scalar, object], value).items()}
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in cast(Sequence[object], value)]
-    if isinstance(value, Real) and not isinstance(value, bool):
+    if isinstance(value, bool):  # a number too
+        return value
+    if isinstance(value, Integral | Real):
         return int(value) if isinstance(value, Integral) else float(value)
     return str(value) if isinstance(value, Path) else cast(Value, value)
 
