@@ -59,8 +59,9 @@ class Scan:
 
     @property
     def column_types(self) -> dict[str, pa.DataType | None]:
-        """Returns each column's type by name; None for a column kept as JSON text, whose objects may hold anything."""
-        return {column.name: None if column.metadata == JSON_METADATA else column.type for column in self.schema}
+        """Returns each column's type by name. None for what may hold anything: a column kept as JSON text, or null in all rows."""
+        open_ended = {column.name for column in self.schema if column.metadata == JSON_METADATA or not self.present[column.name]}
+        return {column.name: None if column.name in open_ended else column.type for column in self.schema}
 
     def input_type(self, keep: Literal["all", "none"] | list[str]) -> pa.StructType | None:
         """Returns the type of the records' ``input``: the kept columns, in order of first appearance. None when there are none.

@@ -51,9 +51,9 @@ def test_names_alone_tell_only_of_the_first_level():
 
 
 def test_a_scan_knows_what_lies_below_its_columns(tmp_path: Path):
-    path = jsonl(tmp_path / "rows.jsonl", [{"meta": {"temp": 1}, "mixed": {"a": 1}}, {"meta": {"top": 2}, "mixed": [1]}])
+    path = jsonl(tmp_path / "rows.jsonl", [{"meta": {"temp": 1}, "mixed": {"a": 1}, "none": None}, {"meta": {"top": 2}, "mixed": [1]}])
     types = scanned(tmp_path, path).column_types
-    for known in ("meta.temp", "meta.top", "mixed.whatever"):
+    for known in ("meta.temp", "meta.top", "mixed.whatever", "none.yet"):
         require_column(types, known, "option")
     with pytest.raises(DataError, match=r"Did you mean 'meta\.temp'"):
         require_column(types, "meta.tmp", "option")
