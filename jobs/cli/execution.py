@@ -69,8 +69,11 @@ def _run_sweep(sweep_cells: "list[Cell]", folder: Path, start: dict[str, Any], h
 
     earlier = has_complete_cells(folder) and not start["overwrite"]
 
+    def keeps_table(ended: "Sequence[CellOutcome]") -> bool:
+        return earlier and sweep.nothing_done(ended)
+
     def write_table(ended: "Sequence[CellOutcome]") -> None:
-        if not (earlier and sweep.nothing_done(ended)):
+        if not keeps_table(ended):
             write_sweep_table(sweep_table(ended), folder)
 
     deterministic = any(cell.config.batch.deterministic for cell in sweep_cells)
@@ -78,10 +81,9 @@ def _run_sweep(sweep_cells: "list[Cell]", folder: Path, start: dict[str, Any], h
         ended = sweep.run_sweep(sweep_cells, KINDS, folder, Start(**start), host, show, write_table, work)
     code = sweep.sweep_exit_code(ended)
     lines = [closing_table(ended), sweep.closing_line(ended, folder, continue_command(start["overwrite"]))]
-    kept = earlier and sweep.nothing_done(ended)
-    if kept:
+    if keeps_table(ended):
         lines.insert(1, f"No cell did any work: {TABLE_FILE} and the report stay as the last start left them.")
-    return RunOutcome(code, "\n".join(lines), None if code is None or kept else folder)
+    return RunOutcome(code, "\n".join(lines), None if code is None or keeps_table(ended) else folder)
 
 
 def draw_report(folder: Path, stop: Stop) -> None:

@@ -68,12 +68,8 @@ def _leads(kind: pa.DataType, path: str) -> bool:
 
 def _missing_below(head: str, kind: pa.DataType | None, path: str, option: str) -> DataError:
     """Returns the error for a path that begins with a column and leads to nothing in it."""
-    paths = list(_paths(head, kind))
-    near = get_close_matches(path, paths, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    ordered = [*near, *(known for known in paths if known not in near)]
-    more = f" … and {len(ordered) - SHOWN} more" if len(ordered) > SHOWN else ""
-    holds = f"There are: {', '.join(map(visible, ordered[:SHOWN]))}{more}." if paths else f"The column {visible(head)} holds no objects."
+    hint, paths = _nearest_first(path, list(_paths(head, kind)))
+    holds = f"There are: {paths}." if paths else f"The column {visible(head)} holds no objects."
     return DataError(f"{option}: no row has anything at {path!r}.{hint} {holds}")
 
 
@@ -90,8 +86,14 @@ def missing_column(columns: Collection[str], name: str, option: str, spelling: s
 
     ``spelling``: a sentence on how the column that is likely meant is written, in place of the nearest.
     """
-    near = get_close_matches(name, columns, n=1)
-    hint = f" {spelling}" if spelling else f" Did you mean {near[0]!r}?" if near else ""
-    ordered = [*near, *(column for column in columns if column not in near)]
+    hint, listed = _nearest_first(name, columns)
+    hint = f" {spelling}" if spelling else hint
+    return DataError(f"{option}: no row has a column {name!r}.{hint} The columns are: {listed}.")
+
+
+def _nearest_first(name: str, known: Collection[str]) -> tuple[str, str]:
+    """Returns the hint at the nearest of the ``known`` names, and a list of some of them, the nearest first."""
+    near = get_close_matches(name, known, n=1)
+    ordered = [*near, *(other for other in known if other not in near)]
     more = f" … and {len(ordered) - SHOWN} more" if len(ordered) > SHOWN else ""
-    return DataError(f"{option}: no row has a column {name!r}.{hint} The columns are: {', '.join(map(visible, ordered[:SHOWN]))}{more}.")
+    return f" Did you mean {near[0]!r}?" if near else "", ", ".join(map(visible, ordered[:SHOWN])) + more
