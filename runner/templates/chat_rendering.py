@@ -5,7 +5,7 @@ tokens.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache, lru_cache
 from types import FunctionType
@@ -40,15 +40,39 @@ def chat_within(template: str, messages: Messages, variables: Mapping[str, Any],
 
 
 def _rendered(template: str, messages: Messages, variables: Mapping[str, Any], marks: bool) -> tuple[str, list[Span]]:
-    """Returns text and spans. A few templates take the arguments of a call as JSON text only: where one refuses, that is tried."""
-    try:
-        return _tried(template, messages, variables, marks)
-    except RowError:
-        texts = [_arguments_as_text(message) for message in messages]
-        if texts != messages:
-            with suppress(RowError):
-                return _tried(template, texts, variables, marks)
-        raise
+    """Returns text and spans, of the first form of the messages that the template takes; if none, what it said of the first."""
+    refusal: RowError | None = None
+    for form in _forms(messages):
+        try:
+            return _without_null_words(template, form, variables, marks)
+        except RowError as error:
+            refusal = refusal or error
+    assert refusal is not None
+    raise refusal
+
+
+def _forms(messages: Messages) -> Iterator[Messages]:
+    """Yields the messages, then forms that some templates want: no null as a content, arguments of calls as JSON text, and both."""
+    yield messages
+    if (with_texts := _without_null_contents(messages)) != messages:
+        yield with_texts
+    for form in (messages, with_texts):
+        if (as_text := [_arguments_as_text(message) for message in form]) != form:
+            yield as_text
+
+
+def _without_null_words(template: str, messages: Messages, variables: Mapping[str, Any], marks: bool) -> tuple[str, list[Span]]:
+    """Returns text and spans. A template may ask whether a content is null; one that writes it as the word None gets an empty text."""
+    found = _tried(template, messages, variables, marks)
+    if "None" in found[0] and (with_texts := _without_null_contents(messages)) != messages:
+        with suppress(RowError):
+            other = _tried(template, with_texts, variables, marks)
+            return other if other[0].replace("None", "") == found[0].replace("None", "") else found
+    return found
+
+
+def _without_null_contents(messages: Messages) -> Messages:
+    return [{**message, "content": ""} if message.get("content", "") is None else message for message in messages]
 
 
 def _arguments_as_text(message: dict[str, Any]) -> dict[str, Any]:
@@ -84,7 +108,7 @@ def _tried(template: str, messages: Messages, variables: Mapping[str, Any], mark
 
 
 def _bounded(template: str, messages: Messages, variables: Mapping[str, Any], marks: bool, seconds: float) -> tuple[str, list[Span]]:
-    without_nulls = [{name: value for name, value in message.items() if value is not None} for message in messages]
+    without_nulls = [{name: value for name, value in message.items() if value is not None or name == "content"} for message in messages]
     try:
         texts, spans = _metered_render()([without_nulls], chat_template=template, return_assistant_tokens_mask=marks, **variables)
     except Unsure:

@@ -3,6 +3,9 @@
 import json
 from typing import Any
 
+import pytest
+
+from mlx_bulk.runner.core.errors import RowError
 from mlx_bulk.runner.templates.chat_messages import read_messages
 from mlx_bulk.runner.text.tokenizer import Tokenizer
 
@@ -33,6 +36,34 @@ def test_a_template_that_takes_text_alone_gets_text() -> None:
     as_text = "{% for m in messages %}{% for c in m.tool_calls %}{{ 'args: ' + c.function.arguments }}{% endfor %}{% endfor %}"
     for arguments in (ARGUMENTS, json.dumps(ARGUMENTS)):
         assert json.loads(written(as_text, arguments).removeprefix("args: ")) == ARGUMENTS
+
+
+def with_null_content(template: str) -> str:
+    call = {"type": "function", "id": "1", "function": {"name": "f", "arguments": ARGUMENTS}}
+    given = [{"role": "user", "content": "None?", "name": None}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    messages = read_messages({"chat": given}, "chat")
+    return Tokenizer(demo()._hf, template).chat_text(messages, "", {})  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{% for m in messages %}{% if m['content'] is none %}{{ m.tool_calls[0].function.name }}{% endif %}{% endfor %}", "f"),
+        ("{% for m in messages %}{{ m['role'] + ': ' + m['content'] + ';' }}{% endfor %}", "user: None?;assistant: ;"),
+        ("{% for m in messages %}{{ m.content | trim }};{% endfor %}", "None?;;"),
+        ("{% for m in messages %}{% if m.content %}{{ m.content }}{% endif %};{% endfor %}", "None?;;"),
+        ("{% for m in messages %}{{ m.content + '' }}{% for c in m.tool_calls %}{{ c.function.arguments + '' }}{% endfor %}{% endfor %}",
+         'None?{"city": "Köln", "days": 2}'),
+    ],
+)  # fmt: skip
+def test_a_null_beside_calls_is_null_where_the_template_asks_and_no_text_elsewhere(template: str, text: str) -> None:
+    """Templates in DeepSeek's way write calls where ``content is none``; others add the content to a text, or write it."""
+    assert with_null_content(template) == text
+
+
+def test_what_a_template_says_of_the_messages_as_given_is_told() -> None:
+    with pytest.raises(RowError, match="refuses the messages: content None"):
+        with_null_content("{{ raise_exception('content ' ~ messages[1].content) }}")
 
 
 def test_tools_are_a_variable_of_one_prompt() -> None:
