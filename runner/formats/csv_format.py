@@ -106,12 +106,18 @@ def _names(source: Source, cells: _Cells, text: str) -> list[str]:
 def _parse(names: list[str], cells: _Cells, text: str) -> dict[str, Any]:
     shown = text.encode(errors="surrogateescape").decode(errors="replace").rstrip("\r\n")
     if isinstance(cells, csv.Error):
-        raise UnreadableError(f"not valid CSV: {cells}", shown)
+        raise UnreadableError(_reason(cells, text), shown)
     if not _is_clean(text):
         raise UnreadableError("not valid UTF-8, or holds a NUL byte", shown)
     if len(cells) != len(names):
         raise UnreadableError(f"has {len(cells)} cells where the header has {len(names)}", shown)
     return {name: cell or None for name, cell in zip(names, cells, strict=True)}
+
+
+def _reason(error: csv.Error, text: str) -> str:
+    if "unexpected end of data" in str(error) and (lines := text.rstrip().count("\n")):
+        return f"not valid CSV: a quote in this line is never closed, so the rest of the file is part of this row; lines behind it: {lines:,}"
+    return f"not valid CSV: {error}"
 
 
 def _is_clean(text: str) -> bool:

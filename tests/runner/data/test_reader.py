@@ -124,8 +124,11 @@ def test_csv_cells_and_bad_records(tmp_path: Path) -> None:
 
 def test_a_quote_that_never_closes_is_one_bad_row(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text('a\nx\n"y\nz\n')
-    rows = read_all(tmp_path / "rows.csv", tmp_path)
-    assert [type(row) for row in rows] == [Row, BadRow]
+    good, bad = read_all(tmp_path / "rows.csv", tmp_path)
+    assert isinstance(good, Row)
+    assert isinstance(bad, BadRow)
+    assert "line 3: not valid CSV: a quote in this line is never closed" in bad.message
+    assert bad.message.endswith("lines behind it: 1")
 
 
 def test_keys(tmp_path: Path) -> None:
