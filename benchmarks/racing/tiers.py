@@ -48,7 +48,7 @@ def check_llama(built_for: str) -> None:
         build = "CMAKE_ARGS='-DGGML_NATIVE=OFF -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON' pip install --target FOLDER llama-cpp-python"
         raise SystemExit(
             f"llama.cpp is built with AVX-512, and {VARIABLE}=avx2 asks for less. Build it once more: {build} "
-            "(--no-binary :all: --no-deps), and give FOLDER in PYTHONPATH, or as --llama to all.py"
+            "(--no-binary llama-cpp-python --no-deps), and give FOLDER in PYTHONPATH, or as --llama to all.py"
         )
 
 

@@ -225,6 +225,8 @@ def test_the_job_is_required(tmp_path: Path) -> None:
     assert lines(tmp_path, LEAST.replace("job: generate\n", "")) == [
         "job.yaml: job: missing; expected generate, score, rollout, embed, classify or sweep"
     ]
+    (line,) = lines(tmp_path, LEAST.replace("job:", "Job:"))
+    assert line.endswith("or sweep; found Job, did you mean job?")
 
 
 def test_files_that_are_no_config(tmp_path: Path) -> None:
