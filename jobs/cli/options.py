@@ -5,7 +5,7 @@ Imports nothing heavy: a config is read where a command asks for it.
 
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -107,6 +107,7 @@ def config_source(*shorthands: str, example: str) -> Option:
         def with_source(config: Path, overrides: tuple[str, ...], **options: Any) -> None:
             values = {_SHORTHANDS[name]: options.pop(name) for name in shorthands}
             given = {key: value for key, value in values.items() if value is not None}
+            _require_one_value(given, overrides)
             command(ConfigSource(config, overrides, given), **options)
 
         decorated: Command = with_source
@@ -115,6 +116,15 @@ def config_source(*shorthands: str, example: str) -> Option:
         return decorated
 
     return decorate
+
+
+def _require_one_value(options: Iterable[str], overrides: Iterable[str]) -> None:
+    """Raises click.UsageError where ``--set`` sets a key that another option sets too. options: their keys."""
+    names = {key: name for name, key in _SHORTHANDS.items()}
+    overridden = {override.partition("=")[0].strip() for override in overrides}
+    for key in options:
+        if key in overridden:
+            raise click.UsageError(f"--{names[key]} and --set {key} set the same key. Leave one of them out.")
 
 
 def _shorthand(name: str) -> Option:

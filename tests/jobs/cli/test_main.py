@@ -91,6 +91,13 @@ def test_a_setting_that_stands_by_itself_is_told_how_it_is_written(bench: Bench,
     assert not (bench.root / "run").exists()
 
 
+def test_an_option_and_a_setting_of_the_same_key_are_refused(bench: Bench):
+    path = bench.write_config()
+    said = CliRunner().invoke(cli, ["plan", str(path), "--limit", "2", "--set", "data.limit=3"])
+    assert said.exit_code == 2
+    assert "--limit and --set data.limit set the same key. Leave one of them out." in said.output
+
+
 def test_quiet_says_nothing_and_errors_still_show(bench: Bench):
     assert bench.run("-q").stderr == ""
     failed = bench.run("-q", "--overwrite", data={"path": "/gone.jsonl"})
