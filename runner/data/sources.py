@@ -20,6 +20,7 @@ from ...configs.visible import visible
 from ..core.errors import DataError
 from ..formats.csv_format import other_delimiter
 from ..formats.json_array import holds_array
+from ..formats.magic_bytes import require_text
 from ..formats.source import CODECS, EXTENSIONS, Source, by_extension, has_format
 from .input_folder import InputFolder, files_of_runs, glob_folder, is_run_directory
 from .saved_dataset import is_metadata
@@ -112,7 +113,8 @@ def _named_twice(one: tuple[str, Source], other: tuple[str, Source]) -> str:
 
 
 def _as_read(source: Source, data: DataConfig) -> Source:
-    """Returns the source with what its content says of its format: an array of JSON, or a csv's delimiter."""
+    """Returns the source with what its content says of its format: an array of JSON, or a csv's delimiter. Raises DataError for no text."""
+    require_text(source)
     if source.format == "jsonl" and data.format == "auto" and holds_array(source):
         source = replace(source, format="json")
     return _with_delimiter(source, data.delimiter)

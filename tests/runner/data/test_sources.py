@@ -1,12 +1,16 @@
 """The files that are read: links don't lead out of a folder, run directories are no input, and some names are refused."""
 
+import bz2
+import gzip
 import json
 import logging
+import lzma
 import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from mlx_bulk.configs.data import DataConfig
 from mlx_bulk.runner.core.errors import DataError
@@ -195,3 +199,24 @@ def test_a_run_that_began_with_a_file_twice_goes_on(bench: Bench, monkeypatch: p
     assert f"by {paths[0]!r} and {str(rows.parent / '*.jsonl')!r}" in third
     refused = bench.run("--overwrite", data={"path": paths})
     assert (refused.code, refused.last_line, len(refused.records)) == (5, f"mlx-bulk: {twice(paths)}", 4)
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (gzip.compress(b"{}\n"), "is compressed by gzip, and its name does not say so. Add .gz to its name."),
+        (bz2.compress(b"{}\n", 5), "is compressed by bzip2, and its name does not say so. Add .bz2 to its name."),
+        (pa.compress(b"{}\n", "zstd", asbytes=True), "is compressed by Zstandard, and its name does not say so. Add .zst to its name."),
+        (lzma.compress(b"{}\n"), "is compressed by xz, which is not read here. Decompress it."),
+        (b"PAR1\x15\x04 and the rest", "is a file of parquet, and is read as jsonl. Set data.format to parquet."),
+        (b"ARROW1\0\0 and the rest", "is a file of arrow, and is read as jsonl. Set data.format to arrow."),
+        (b"PK\x03\x04 and the rest", "is a ZIP archive. Unpack it."),
+    ],
+)
+def test_a_file_that_holds_no_text_is_named_as_what_it_is(tmp_path: Path, content: bytes, line: str) -> None:
+    """Each of its lines would be an error otherwise."""
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(DataError) as error:
+        found(path, tmp_path)
+    assert str(error.value) == f"{path} {line}"
