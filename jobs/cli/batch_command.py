@@ -128,9 +128,13 @@ def _job_of(requests: str) -> str:
 
 def _require_place(requests: str, answers: Path, overwrite: bool) -> None:
     """Raises ConfigError where the answers would replace the requests, be read as such, replace files that are not of this run, or lie
-    in a run directory.
+    in a run directory, and for a file that would not be JSON lines.
     """
+    from ...runner.formats.source import by_extension
+
     run = run_folder(answers)
+    if any(by_extension(answers)) and answers.suffix != ".jsonl" and not answers.is_dir():
+        raise ConfigError(f"--to {answers}: answers are written to a file that ends in .jsonl, or to a folder")
     files = [answers] if answers.suffix == ".jsonl" else [answers / "output.jsonl", answers / "errors.jsonl"]
     for file in files:
         if is_input([requests], file):

@@ -103,6 +103,8 @@ def test_a_place_that_the_answers_cannot_have_is_refused_before_the_run(bench: B
         ("first/run/answers.jsonl", f"lies in the run directory {first}/run, which holds"),
         ("first/run/answers", f"lies in the run directory {first}/run, which holds"),
         ("folder.jsonl", f"{bench.root}/folder.jsonl is there and is no regular file"),
+        ("answers.jsonl.gz", "answers are written to a file that ends in .jsonl, or to a folder"),
+        ("answers.json", "answers are written to a file that ends in .jsonl, or to a folder"),
     ):
         (bench.root / "folder.jsonl").mkdir(exist_ok=True)
         refused = batch(*words, "--to", str(bench.root / to), "--overwrite")
