@@ -102,7 +102,7 @@ def spec_of(kind: str, value: Any, whitespace: str = "bounded", unsupported: str
 def _schema_in(path: Path) -> Any:
     where = f"structured.json_schema: {path}"
     try:
-        return _json(path.read_text(encoding="utf-8"))
+        return _json(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"{where} cannot be read ({first_line(error)}); expected a JSON schema as a mapping, or the path of one, "

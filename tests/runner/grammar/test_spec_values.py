@@ -22,6 +22,8 @@ def test_a_config_gives_the_grammar_of_all_rows(tmp_path: Path) -> None:
     as_mapping = configured_spec(StructuredConfig(json_schema=SCHEMA, whitespace=" "))
     assert as_mapping == GrammarSpec("json_schema", json.dumps(SCHEMA), " ")
     assert configured_spec(StructuredConfig(json_schema=str(path), whitespace=" ")) == as_mapping
+    path.write_text(json.dumps(SCHEMA), encoding="utf-8-sig")  # as some editors on Windows write
+    assert configured_spec(StructuredConfig(json_schema=str(path), whitespace=" ")) == as_mapping
     assert configured_spec(StructuredConfig(regex="a+")) == GrammarSpec("regex", "a+")
     assert configured_spec(StructuredConfig(choice=["é", ""])) == GrammarSpec("choice", '["é", ""]')
     assert configured_spec(StructuredConfig()) is None
