@@ -6,7 +6,7 @@ Reads the run directory, which may be at work or stopped, and changes nothing. p
 from collections.abc import Iterator
 from pathlib import Path
 
-from ...runner.runs.run_files import stored_run, stored_statistics, unchecked_run
+from ...runner.runs.run_files import stored_run, stored_statistics
 from ...runner.runs.status import Status, run_status
 from ..evals.figures import FIGURE_HEADINGS, figure_cells
 from ..report_data.eval_samples import EvalSamples, eval_samples
@@ -14,12 +14,6 @@ from .page import Card, Page, PageSection, table
 from .run_page import banner_lines, error_section, footer_line, settings_section, speed_section, work_cards
 
 _TASKS = 3  # named in the subtitle
-
-
-def is_evaluation(folder: Path) -> bool:
-    """Returns True when ``folder`` is the run directory of an evaluation."""
-    run = unchecked_run(folder)
-    return run is not None and run["config"]["job"] == "eval"
 
 
 def eval_page(run: Path) -> Page:

@@ -11,13 +11,9 @@ from ...configs.errors import BulkError, ConfigError
 from ...runner.files.atomic import atomic_write, make_folder
 from ...runner.files.disk_space import room_on
 from ...runner.runs.file_place import require_outside_runs, require_regular_files
-from ...runner.runs.run_files import is_sweep
+from ...runner.runs.run_files import is_evaluation, is_sweep
 from ...runner.store.paths import RunPaths
-from .compare_page import pair_page
-from .eval_page import eval_page, is_evaluation
 from .page import Page, is_page_file, render_page
-from .run_page import run_page
-from .sweep_page import sweep_page
 
 log = logging.getLogger("mlx_bulk")
 
@@ -34,12 +30,13 @@ def write_report(run: Path, to: Path | None = None) -> Path:
         require_regular_files(f"report {run}", [place])
     else:
         _require_place(f"--to {to}", place)
-    page = sweep_page(run) if is_sweep(run) else eval_page(run) if is_evaluation(run) else run_page(run)
-    return _written(page, place, "--to")
+    return _written(_page_of(run), place, "--to")
 
 
 def report_of_pair(a: Path, b: Path, to: Path) -> Path:
     """Writes the comparison of two runs to ``to``, and says where. Raises as ``write_report``; no place in a run directory is free."""
+    from .compare_page import pair_page
+
     place = _file_of(to)
     _require_place(f"--html {to}", place)
     return _written(pair_page(a, b), place, "--html")
@@ -64,6 +61,21 @@ def report_at_end(folder: Path) -> None:
 def say_left_out(folder: Path, why: str) -> None:
     """Logs that the report of a run or sweep was not written, and the command that writes it."""
     log.warning("report.html was not written: %s. The run is complete; mlx-bulk report %s writes it.", why.rstrip("."), folder)
+
+
+def _page_of(run: Path) -> Page:
+    """Fills the page of a sweep, an evaluation or a run. Imports that one alone: most runs draw one page at their end."""
+    if is_sweep(run):
+        from .sweep_page import sweep_page
+
+        return sweep_page(run)
+    if is_evaluation(run):
+        from .eval_page import eval_page
+
+        return eval_page(run)
+    from .run_page import run_page
+
+    return run_page(run)
 
 
 def _file_of(to: Path) -> Path:

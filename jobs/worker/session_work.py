@@ -1,6 +1,6 @@
 """What does the rows of a run that a config describes: a model in this process, or workers, some of which may be started here.
 
-What loads mlx is imported by the first run, as all of this room starts at once.
+What loads mlx, or serves workers alone, is imported by the run that needs it, as all of this room starts at once.
 """
 
 import logging
@@ -9,11 +9,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ...configs.cluster import ClusterConfig
-from ...runner.cluster.interface import ORPHAN_SECONDS, Fleet
 from .local_workers import LocalWorkers
-from .tended_fleet import TendedFleet
 
 if TYPE_CHECKING:
+    from ...runner.cluster.interface import Fleet
     from ...runner.pipeline.model_work import SessionWork
 
 log = logging.getLogger("mlx_bulk")
@@ -57,9 +56,11 @@ class _OpenCluster:
         self._settings, self._threads, self._listen = settings, threads, DaskFleet
         self._workers: LocalWorkers | None = None
 
-    def fleet(self) -> Fleet:
+    def fleet(self) -> "Fleet":
         """Listens for workers, and starts those of this machine."""
+        from ...runner.cluster.interface import ORPHAN_SECONDS
         from ...runner.network.shared_secret import new_secret
+        from .tended_fleet import TendedFleet
 
         settings = self._settings
         secret = new_secret() if settings.listen is None and settings.tls is None else None

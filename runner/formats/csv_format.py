@@ -116,7 +116,7 @@ def _parse(names: list[str], cells: _Cells, text: str) -> dict[str, Any]:
 
 def _reason(error: csv.Error, text: str) -> str:
     if "unexpected end of data" in str(error) and (lines := text.rstrip().count("\n")):
-        return f"not valid CSV: a quote in this line is never closed, so the rest of the file is part of this row; lines behind it: {lines:,}"
+        return f"not valid CSV: a quote in this line is never closed, and takes the rest of the file; lines behind it: {lines:,}"
     return f"not valid CSV: {error}"
 
 

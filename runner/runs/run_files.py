@@ -127,6 +127,12 @@ def is_sweep(folder: Path) -> bool:
     return (folder / SWEEP_FILE).is_file() and not RunPaths(folder).run.exists()
 
 
+def is_evaluation(folder: Path) -> bool:
+    """Returns True when ``folder`` is the run directory of an evaluation."""
+    run = unchecked_run(folder)
+    return run is not None and run["config"]["job"] == "eval"
+
+
 def cells_of(folder: Path) -> list[dict[str, Any]]:
     """Reads name and overrides of each cell of the sweep in ``folder``, in order. Raises RunDirError where sweep.json is damaged."""
     try:

@@ -4,7 +4,6 @@ import json
 from typing import Any
 
 import pytest
-
 from mlx_bulk.runner.core.errors import RowError
 from mlx_bulk.runner.templates.chat_messages import read_messages
 from mlx_bulk.runner.text.tokenizer import Tokenizer
