@@ -35,7 +35,6 @@ from .completion_answers import CompletionAnswers
 from .completion_columns import completion_fields, echoed
 from .context_fit import ContextFit
 from .grammar_check import require_grammar
-from .openai_rows import OpenAIRows
 from .prompt_encoding import encode_prompt, require_chat_template, require_shown_tools, require_top, require_vocabulary
 from .row_settings import SAMPLING_FIELDS, ConfiguredRows, RowReader, RowSettings, sampling_parameters
 from .sequence_breakers import SequenceBreakers
@@ -103,6 +102,8 @@ class GenerateJob:
     def rows(self) -> RowReader:
         """Reads what each row asks for."""
         if self.config.data.format == "openai":
+            from .openai_rows import OpenAIRows
+
             return OpenAIRows(self.parts)
         return ConfiguredRows(self.parts)
 

@@ -27,17 +27,19 @@ def session_work(cluster: ClusterConfig | None, deterministic: bool) -> "Generat
     deterministic: of a run; each worker started here then has as many threads as this process, since bits depend on them.
     """
     from ...kernels import backend
-    from ...runner.cluster.fleet_work import ClusterWork
-    from ...runner.models.model_pool import ModelPool
-    from ...runner.pipeline.model_work import ModelWork
 
     if cluster is None:
+        from ...runner.models.model_pool import ModelPool
+        from ...runner.pipeline.model_work import ModelWork
+
         pool = ModelPool()
         try:
             yield ModelWork(pool)
         finally:
             pool.release()
         return
+    from ...runner.cluster.fleet_work import ClusterWork
+
     opened = _OpenCluster(cluster, backend.threads() if deterministic else None)
     work = ClusterWork(opened.fleet, cluster)
     try:
