@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # as many processes as cores: threads of their BLAS would wait for each other, awake
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+if "PYTEST_XDIST_WORKER" in os.environ:  # as many processes as cores: threads of their BLAS, and torch's, would wait for each other, awake
+    for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+        os.environ.setdefault(_variable, "1")
 
 # Importing it opens the BLAS, which reads the variable then.
 from mlx_bulk.kernels import backend

@@ -10,7 +10,7 @@ import termios
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -121,14 +121,14 @@ def test_the_second_sigterm_of_gnu_timeout_is_the_first_one_s_echo(monkeypatch: 
 @pytest.mark.skipif(shutil.which("timeout") is None, reason="GNU timeout")
 @pytest.mark.parametrize("supervised", ["--supervised", "--no-supervised"])
 def test_timeout_ends_a_run_as_one_sigterm_does(bench: Bench, supervised: str):
-    path = bench.write_config(rows=ROWS * 2000, batch={"rows_per_shard": 64}, sampling={"max_tokens": 40})
-    command = ["timeout", "3600", sys.executable, "-m", "mlx_bulk.jobs", "run", str(path), supervised, "--json-progress"]
+    path = bench.write_config(rows=ROWS * 300, batch={"rows_per_shard": 64}, sampling={"max_tokens": 40})
+    command = ["timeout", "3600", sys.executable, "-m", "mlx_bulk.jobs", "run", str(path), supervised, "--log-level", "error"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    assert process.stderr is not None
     try:
         commits = bench.root / "run" / "commits.jsonl"  # it stays, while the journal is empty again and again
-        while "{" not in (line := process.stderr.readline()) or not commits.exists():
-            assert line, "the run ended"
+        while not commits.exists():
+            assert process.poll() is None, "the run ended"
+            sleep(0.05)
         process.send_signal(signal.SIGTERM)  # timeout passes it on twice, as when its time is over
         said = process.communicate(timeout=PATIENCE)[1]
     finally:
@@ -193,7 +193,7 @@ def test_a_sweep_ends_in_its_second_cell_and_goes_on(bench: Bench):
 @pytest.mark.slow
 @pytest.mark.parametrize("supervised", ["--supervised", "--no-supervised"])
 def test_a_closed_terminal_saves_and_ends_the_run(bench: Bench, supervised: str):
-    path = bench.write_config(rows=ROWS * 2000, batch={"rows_per_shard": 64}, sampling={"max_tokens": 40})
+    path = bench.write_config(rows=ROWS * 300, batch={"rows_per_shard": 64}, sampling={"max_tokens": 40})
     terminal, theirs = os.openpty()
     termios.tcsetwinsize(terminal, (24, 100))
     take = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
