@@ -123,6 +123,11 @@ class RolloutConfig(GenerateConfig):
         return self.model.model_copy(update={"adapter": self.policy.adapter})
 
     @property
+    def adapter_key(self) -> str:
+        """The key of that adapter, for messages."""
+        return "policy.adapter"
+
+    @property
     def reference(self) -> ModelConfig | None:
         """The reference model; None without one, or if the reference is this model with its adapter off."""
         if self.policy.reference in (None, "base"):

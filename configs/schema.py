@@ -235,6 +235,11 @@ class JobConfig(Section):
         return self.model
 
     @property
+    def adapter_key(self) -> str:
+        """The key of that adapter, for messages."""
+        return "model.adapter"
+
+    @property
     def reference(self) -> ModelConfig | None:
         """The reference model, which a job compares with the model; None without one."""
         return None

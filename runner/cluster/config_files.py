@@ -45,9 +45,7 @@ def config_files(config: JobConfig, spec: RunSpec) -> ConfigFiles:
 
 def local_adapters(config: JobConfig, spec: RunSpec) -> dict[str, Path]:
     """Returns the folders of the adapters that the config names by a path, by their keys. Workers find those of the hub there."""
-    named: dict[str, tuple[ModelConfig | None, Path | None]] = {
-        "policy.adapter" if isinstance(config, RolloutConfig) else "model.adapter": (config.loaded, spec.checkpoint.adapter)
-    }
+    named: dict[str, tuple[ModelConfig | None, Path | None]] = {config.adapter_key: (config.loaded, spec.checkpoint.adapter)}
     if spec.reference is not None:
         named[f"{config.reference_key}.adapter"] = (config.reference, spec.reference.adapter)
     return {

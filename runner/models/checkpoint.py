@@ -83,15 +83,17 @@ class Checkpoint:
         return frozenset([value] if isinstance(value, int) else value or [])
 
 
-def find_checkpoint(config: ModelConfig, key: str = "model") -> Checkpoint:
+def find_checkpoint(config: ModelConfig, key: str = "model", adapter_key: str | None = None) -> Checkpoint:
     """Finds the checkpoint, and fetches it from the hub if it is not local.
 
-    ``key`` is the place of ``config`` in the job's config. Raises ModelError, which says what was looked for.
+    ``key`` is the place of ``config`` in the job's config, ``adapter_key`` that of its adapter where that is another. Raises ModelError,
+    which says what was looked for.
     """
+    adapter_key = adapter_key or f"{key}.adapter"
     folder = files("mlx_bulk.configs") / "demo" if config.path == "demo" else _folder(config.path, config.revision, f"{key}.path")
     home = Path(str(folder))
     folder = transformer_folder(home)
-    adapter = None if config.adapter is None else _folder(config.adapter, None, f"{key}.adapter")
+    adapter = None if config.adapter is None else _folder(config.adapter, None, adapter_key)
     if not (folder / "config.json").is_file():
         raise ModelError(f"{key}.path: {folder} holds no config.json; expected a folder in Hugging Face or mlx-lm format")
     if not any(folder.glob("model*.safetensors")):
@@ -100,7 +102,7 @@ def find_checkpoint(config: ModelConfig, key: str = "model") -> Checkpoint:
         named = f"; model.safetensors.index.json names {name}" if (name := unread_weights(folder)) else ""
         raise ModelError(f"{key}.path: {folder} holds no model*.safetensors{found}{named}")
     if adapter is not None and (missing := [name for name in ADAPTER if not (adapter / name).is_file()]):
-        raise ModelError(f"{key}.adapter: {adapter} holds no {missing[0]}; expected a LoRA or DoRA adapter in mlx-lm's format")
+        raise ModelError(f"{adapter_key}: {adapter} holds no {missing[0]}; expected a LoRA or DoRA adapter in mlx-lm's format")
     from mlx_lm.utils import load_config
 
     for name in ("config.json", "generation_config.json"):

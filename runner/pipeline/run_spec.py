@@ -69,7 +69,7 @@ class RunSpec:
         """
         kind.check(config, scanned.column_types)
         kept = scanned.input_type(config.data.keep)
-        checkpoint = checkpoints.find_checkpoint(config.loaded)
+        checkpoint = checkpoints.find_checkpoint(config.loaded, adapter_key=config.adapter_key)
         tokenizer = _tokenizer_of(checkpoint, config)
         vocabulary = vocabulary_of(checkpoint, tokenizer)
         pictures = open_pictures(config, checkpoint.folder, checkpoint.config, tokenizer, scanned.schema, files)

@@ -138,6 +138,8 @@ def test_a_folder_that_is_no_adapter(tmp_path: Path, tiny: Path, gone: str):
     (adapter / gone).unlink()
     with pytest.raises(ModelError, match=f"^model.adapter: {adapter} holds no {gone}; expected a LoRA or DoRA adapter"):
         find_checkpoint(ModelConfig(path=str(tiny), adapter=str(adapter)))
+    with pytest.raises(ModelError, match=f"^policy.adapter: {adapter} holds no {gone}"):
+        find_checkpoint(ModelConfig(path=str(tiny), adapter=str(adapter)), adapter_key="policy.adapter")
 
 
 def test_messages_name_where_the_model_stands_in_the_config(tmp_path: Path):
