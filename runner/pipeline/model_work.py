@@ -175,13 +175,14 @@ def _record(run: OpenRun, outcomes: Iterator[Outcome], threads: IOThreads) -> No
     try:
         for outcome in outcomes:
             if threads.full:
-                run.heartbeat.doing("waiting for finished rows to be written")
+                run.heartbeat.doing(f"waiting for finished rows to be {'rewarded and ' if run.config.job == 'rollout' else ''}written")
             threads.put(outcome)
     except BaseException:
         threads.abandon()
         raise
     finally:
-        run.heartbeat.doing("writing the last records")
+        # The threads that write call the reward functions, too.
+        run.heartbeat.doing(f"{'waiting for the last rewards and ' if run.config.job == 'rollout' else ''}writing the last records")
         threads.close()
 
 
