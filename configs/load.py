@@ -154,7 +154,7 @@ def _kind(values: Values, overrides: Sequence[str], path: Path) -> type[JobConfi
     if isinstance(job, str) and job in JOBS:
         return JOBS[job]
     if "job" not in values and not jobs:
-        alike = next((f"; found {key}, did you mean job?" for key in values if nearest(key.lower(), ["job"])), "")
+        alike = next((f"; found {key}, did you mean job?" for key in values if nearest(str(key).lower(), ["job"])), "")
         raise ConfigError(f"{path}: job: missing; expected {either(JOBS)}{alike}")
     near = nearest(job, JOBS) if isinstance(job, str) else None
     raise ConfigError(f"{source}: job: found {shown(job)}; expected {either(JOBS)}" + (f"; did you mean {near}?" if near else ""))
