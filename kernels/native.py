@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from . import backend
 from .cpu.compilation import Build, build_key, compiler_message, processor_key, shared_library
-from .cpu.vector_units import GENERIC, compiler_options, generic, lacking
+from .cpu.vector_units import GENERIC, compiler_options, generic, lacking, units_in_use
 from .cuda import attention as cuda_attention
 
 log = logging.getLogger("mlx_bulk")
@@ -157,7 +157,8 @@ def name() -> str:
         return f"CUDA {cuda_attention.source_key()}"
     if library() is None:
         return f"none, NumPy's loops for {processor_key()}" if backend.on_cpu_path() and backend.prepare().slow else "none"
-    return build_key(_build()) + (" in tiles" if tiles() else "")
+    units = f" for {found}" if (found := units_in_use()) else ""
+    return build_key(_build()) + units + (" in tiles" if tiles() else "")
 
 
 class Traced(Exception):

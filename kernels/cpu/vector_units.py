@@ -68,6 +68,13 @@ def lacking() -> str | None:
     return f"{VARIABLE}={wish}: this processor has no such units; the kernels and the BLAS use the widest that it has, {has[-1]}"
 
 
+def units_in_use() -> str:
+    """Returns the name of the widest units that our kernels use here; "" where nobody says which there are."""
+    wish = os.environ.get(VARIABLE, "")
+    allowed = list(UNITS)[: list(UNITS).index(wish) + 1] if wish in UNITS else list(UNITS)
+    return next((name for name in reversed(_present()) if name in allowed), "")
+
+
 def _present() -> list[str]:
     """Returns the names of this processor's units, the narrowest first; none where Linux does not say."""
     try:

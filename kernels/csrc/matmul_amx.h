@@ -1,12 +1,14 @@
 // Float32 products in a processor's tiles (Intel AMX), which multiply bfloat16 and add in float32. Knows nothing of layers.
 //
 // A float32 is exactly the sum of three bfloat16 numbers, its parts. Two float32 numbers have nine products of parts; the six largest are
-// computed. The second part is at most 2^-8 of a number and the third is below 2^-16. So the error of a product is below 2^-23 of it; its
-// root mean square is 2^-26, a fourth of the error of rounding to float32. Products are added one after the other. That errs about half as
-// much as a plain loop in float32, and for long rows more than a sum in lanes.
+// computed. The second part is at most 2^-8 of a number and the third is below 2^-16. So what is left out of a product is below 2^-23 of it;
+// its root mean square is 2^-26, a fourth of the error of rounding to float32. Products are added one after the other, in float32. Over 64
+// numbers and more that errs about half as much as a plain loop in float32, over fewer than 8 up to twice as much, and for long rows more
+// than a sum in lanes.
 //
 // An infinity cannot be split. Nor can a number of 3.3962e38 or more: its first part rounds to infinity. Such an input gives NaN, and a
-// sum that overflows may give NaN. Parts and sums below 2^-126 count as 0, so products below 2^-100 are less precise.
+// sum that overflows may give NaN. Parts and sums below 2^-126 count as 0. So a number below 2^-103 keeps fewer bits: 16 at 2^-112, 8 at
+// 2^-120, none below 2^-126.
 
 #pragma once
 

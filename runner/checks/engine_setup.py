@@ -249,6 +249,7 @@ def _session_note(models: Sequence[CheckedModel], config: BatchConfig, limits: L
         "platform": platform.platform(),
         "device": backend.device_name(),
         "blas": str(backend.prepare()),
+        "kernels": native.name(),
         "batch": {**config.model_dump(mode="json"), "rows": limits.rows, "tokens": limits.tokens},
         **model_note(first, {"prefixes": prefixes}),
     }

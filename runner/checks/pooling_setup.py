@@ -11,7 +11,7 @@ from importlib.metadata import version
 from typing import Any
 
 from ...configs.schema import BatchConfig
-from ...kernels import backend
+from ...kernels import backend, native
 from ..core.images import ImageTable
 from ..core.logprob_options import LogprobOptions
 from ..encoders.registry import encoder_class
@@ -154,6 +154,7 @@ def _session_note(model: LanguageModel, config: BatchConfig, setup: Setup, batch
         "platform": platform.platform(),
         "device": backend.device_name(),
         "blas": str(backend.prepare()),
+        "kernels": native.name(),
         "batch": {**config.model_dump(mode="json"), "rows": limits.rows, "tokens": limits.tokens},
         "model": str(model.checkpoint.folder),
         "dtype": model.dtype,

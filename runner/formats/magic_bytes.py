@@ -15,7 +15,7 @@ _KINDS = {  # patterns of first bytes
     b"\\(\xb5/\xfd": ("Zstandard", _COMPRESSED, ".zst"),
     b"BZh[1-9]1AY&SY": ("bzip2", _COMPRESSED, ".bz2"),
     b"PAR1[\x00-\x08\x0e-\x1f]": ("parquet", _FORMAT, ""),
-    b"ARROW1\0\0": ("arrow", _FORMAT, ""),
+    b"ARROW1\0\0|\xff\xff\xff\xff": ("arrow", _FORMAT, ""),  # a file, a stream
     b"PK\x03\x04": ("ZIP", "is a {kind} archive. Unpack it", ""),
     b"\xfd7zXZ\0": ("xz", "is compressed by {kind}, which is not read here. Decompress it", ""),
 }

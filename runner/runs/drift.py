@@ -5,6 +5,7 @@ Inputs may grow at their end; nothing else may change. Works on plain JSON value
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,8 @@ COLUMN = "column "
 INPUTS = "data.path"
 
 _REFERENCE = "score.reference"  # null where there is none, else keys below it
-_MACHINE = ("device", "BLAS", "threads", "mlx", "mlx-lm", "llguidance", "mlx-vlm", "transformers", "Pillow")
+_MACHINE = ("device", "BLAS", "kernels", "threads", "mlx", "mlx-lm", "llguidance", "mlx-vlm", "transformers", "Pillow")
+_VARIABLES = {"BLAS": "MLX_BULK_BLAS", "kernels": "MLX_BULK_CPU"}  # of the environment, which choose them
 _DEQUANTIZED = ".dequantized"  # ends the key of a model
 _DIGEST = re.compile("(?:sha256 )?([0-9a-f]{12})[0-9a-f]{52}")
 _SHOWN = 120
@@ -69,7 +71,8 @@ def _difference(stored: dict[str, Any], now: dict[str, Any], key: str) -> KeyDri
         source = "batch.memory on this machine now gives"
     elif _DIGEST.fullmatch(str(stored.get(key))) or _DIGEST.fullmatch(str(now.get(key))):
         source = "now it is"
-    return KeyDrift(key, f"the run has {_shown(stored, key)}, {source} {_shown(now, key)}")
+    chosen = f" by {variable}={os.environ[variable]}" if (variable := _VARIABLES.get(key, "")) in os.environ else ""
+    return KeyDrift(key, f"the run has {_shown(stored, key)}, {source} {_shown(now, key)}{chosen}")
 
 
 def _shown(values: dict[str, Any], key: str) -> str:

@@ -44,7 +44,7 @@ def _rendered(template: str, messages: Messages, variables: Mapping[str, Any], m
     refusal: RowError | None = None
     for form in _forms(messages):
         try:
-            return _without_null_words(template, form, variables, marks)
+            return _tried(template, form, variables, marks)
         except RowError as error:
             refusal = refusal or error
     assert refusal is not None
@@ -52,23 +52,13 @@ def _rendered(template: str, messages: Messages, variables: Mapping[str, Any], m
 
 
 def _forms(messages: Messages) -> Iterator[Messages]:
-    """Yields the messages, then forms that some templates want: no null as a content, arguments of calls as JSON text, and both."""
+    """Yields the messages, then forms that some templates want: a text for each content, arguments of calls as JSON text, and both."""
     yield messages
     if (with_texts := _without_null_contents(messages)) != messages:
         yield with_texts
     for form in (messages, with_texts):
         if (as_text := [_arguments_as_text(message) for message in form]) != form:
             yield as_text
-
-
-def _without_null_words(template: str, messages: Messages, variables: Mapping[str, Any], marks: bool) -> tuple[str, list[Span]]:
-    """Returns text and spans. A template may ask whether a content is null; one that writes it as the word None gets an empty text."""
-    found = _tried(template, messages, variables, marks)
-    if "None" in found[0] and (with_texts := _without_null_contents(messages)) != messages:
-        with suppress(RowError):
-            other = _tried(template, with_texts, variables, marks)
-            return other if other[0].replace("None", "") == found[0].replace("None", "") else found
-    return found
 
 
 def _without_null_contents(messages: Messages) -> Messages:
@@ -108,7 +98,7 @@ def _tried(template: str, messages: Messages, variables: Mapping[str, Any], mark
 
 
 def _bounded(template: str, messages: Messages, variables: Mapping[str, Any], marks: bool, seconds: float) -> tuple[str, list[Span]]:
-    without_nulls = [{name: value for name, value in message.items() if value is not None or name == "content"} for message in messages]
+    without_nulls = [{name: value for name, value in message.items() if value is not None} for message in messages]
     try:
         texts, spans = _metered_render()([without_nulls], chat_template=template, return_assistant_tokens_mask=marks, **variables)
     except Unsure:

@@ -284,5 +284,5 @@ def test_the_run_directory_holds_what_the_contract_names(bench: Bench):
     assert set(fingerprints) <= run["identity"].keys()
     assert all(re.fullmatch("[0-9a-f]{64}|none", run["identity"][name]) for name in fingerprints[:4])
     start, end = (json.loads(line) for line in (done.output / "sessions.jsonl").read_text().splitlines())
-    assert {"versions", "host", "device", "blas", "batch", "probe", "dtype"} <= start.keys()
+    assert {"versions", "host", "device", "blas", "kernels", "batch", "probe", "dtype"} <= start.keys()
     assert (end["event"], end["how"], end["rows"]) == ("end", "complete", 5)

@@ -227,7 +227,8 @@ def test_the_job_is_required(tmp_path: Path) -> None:
     ]
     (line,) = lines(tmp_path, LEAST.replace("job:", "Job:"))
     assert line.endswith("or sweep; found Job, did you mean job?")
-    assert lines(tmp_path, "1: generate\ntrue: x\n") == ["job.yaml: job: missing; expected generate, score, rollout, embed, classify or sweep"]
+    (line,) = lines(tmp_path, "1: generate\n")
+    assert line.endswith("classify or sweep")
 
 
 def test_files_that_are_no_config(tmp_path: Path) -> None:

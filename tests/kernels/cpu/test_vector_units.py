@@ -110,6 +110,30 @@ def test_units_that_the_processor_lacks_are_told_of(
     assert vector_units.lacking() == (told if widest else None)
 
 
+@pytest.mark.parametrize(
+    ("flags", "wish", "units"),
+    [
+        ("avx2 avx512f amx_bf16", None, "amx"),
+        ("avx2 avx512f amx_bf16", "avx512", "avx512"),
+        ("avx2 avx512f", "amx", "avx512"),
+        ("avx2", None, "avx2"),
+        ("sse2", None, ""),
+        (None, "avx2", ""),
+    ],
+)
+def test_the_widest_units_allowed_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: str | None, wish: str | None, units: str
+):
+    cpuinfo = tmp_path / "cpuinfo"
+    if flags is not None:
+        cpuinfo.write_text(f"processor\t: 0\nflags\t\t: fpu {flags} sse\n")
+    monkeypatch.setattr(vector_units, "CPU_INFO", cpuinfo)
+    monkeypatch.delenv("MLX_BULK_CPU", raising=False)
+    if wish is not None:
+        monkeypatch.setenv("MLX_BULK_CPU", wish)
+    assert vector_units.units_in_use() == units
+
+
 def test_other_processors_get_no_option_of_x86(monkeypatch: pytest.MonkeyPatch):
     """g++ for aarch64 refuses them, and nothing would be compiled."""
     monkeypatch.setattr(vector_units.platform, "machine", lambda: "aarch64")

@@ -210,8 +210,10 @@ def test_a_run_that_began_with_a_file_twice_goes_on(bench: Bench, monkeypatch: p
         (lzma.compress(b"{}\n"), "is compressed by xz, which is not read here. Decompress it."),
         (b"PAR1\x15\x04 and the rest", "is a file of parquet, and is read as jsonl. Set data.format to parquet."),
         (b"ARROW1\0\0 and the rest", "is a file of arrow, and is read as jsonl. Set data.format to arrow."),
+        (b"\xff\xff\xff\xff and the rest", "is a file of arrow, and is read as jsonl. Set data.format to arrow."),
         (b"PK\x03\x04 and the rest", "is a ZIP archive. Unpack it."),
     ],
+    ids=["gzip", "bzip2", "zstd", "xz", "parquet", "arrow", "arrow stream", "zip"],
 )
 def test_a_file_that_holds_no_text_is_named_as_what_it_is(tmp_path: Path, content: bytes, line: str) -> None:
     """Each of its lines would be an error otherwise."""

@@ -74,6 +74,15 @@ def test_fingerprints_and_machines_are_not_in_the_config():
     ]
 
 
+def test_the_variable_that_chooses_the_kernels_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MLX_BULK_CPU", "avx512")
+    monkeypatch.delenv("MLX_BULK_BLAS", raising=False)
+    assert identity_drift({"kernels": "a for amx", "BLAS": "x"}, {"kernels": "b for avx512", "BLAS": "y"}) == [
+        'BLAS: the run has "x", this machine now has "y"',
+        'kernels: the run has "a for amx", this machine now has "b for avx512" by MLX_BULK_CPU=avx512',
+    ]
+
+
 def refused(stored: dict[str, Any], now: dict[str, Any], *adopted: str) -> str:
     return refusal(drift.identity_drift(stored, now), adopted)
 
