@@ -19,7 +19,8 @@ from ...reward_checkpoints import chat_text, reward_of, write_reward_model
 from ..support.bench import ROWS, Bench, Done, Record
 from ..support.rollout_runs import SAMPLES, rewards_file, roll
 
-TOLERANCE = 1e-4  # a batch with pads against a text alone, rewards of a size of 10
+# A batch with pads against a text alone. Large weights enlarge last digits: ours and mlx's are each up to 9e-5 from float64.
+TOLERANCE = 2e-4
 
 
 @pytest.fixture(scope="module")
