@@ -11,7 +11,11 @@ from mlx_bulk.kernels import backend
 from mlx_bulk.kernels.cpu import vector_units
 
 x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors have one kind of units")
-CODE = "from mlx_bulk.kernels import backend, native; backend.load_mlx(); print(backend.prepare().core, native.name(), native.tiles())"
+CODE = """
+from mlx_bulk.kernels import backend, native
+backend.load_mlx()
+print(backend.prepare().core, native.name(), native.tiles(), sep="\\n")
+"""
 
 
 def python(code: str, folder: Path, **env: str) -> str:
@@ -23,10 +27,11 @@ def python(code: str, folder: Path, **env: str) -> str:
 @x86
 @pytest.mark.skipif(sys.platform != "linux" or not backend.compiles(), reason="the kernels are compiled with g++")
 def test_avx2_limits_kernels_and_blas(tmp_path: Path):
-    core, name, tiles = python(CODE, tmp_path, MLX_BULK_CPU="avx2", MLX_BULK_BLAS="numpy").split()
+    core, name, tiles = python(CODE, tmp_path, MLX_BULK_CPU="avx2", MLX_BULK_BLAS="numpy").splitlines()
     assert core == "Haswell"
     assert tiles == "False"
-    all_units, *_ = python(CODE.replace("backend.prepare().core, ", ""), tmp_path).split()
+    assert name.endswith(" for avx2")
+    all_units, *_ = python(CODE.replace("backend.prepare().core, ", ""), tmp_path).splitlines()
     assert name != all_units  # so that records of one are not taken for the other's
 
 
