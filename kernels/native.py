@@ -147,7 +147,7 @@ def tiles() -> bool:
 
 
 def name() -> str:
-    """Names all that decides the bits which the library computes; "generic" where it is not wanted.
+    """Names all that decides the bits which the library computes, with its vector units; "generic" where it is not wanted.
 
     Without a library "none"; where NumPy computes in its place also the processor, by which NumPy chooses its loops.
     """

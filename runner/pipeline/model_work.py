@@ -171,18 +171,21 @@ def _rules(run: OpenRun, static: bool, check: RowCheck) -> SessionRules:
 
 
 def _record(run: OpenRun, outcomes: Iterator[Outcome], threads: IOThreads) -> None:
-    """Hands the model's outcomes to the threads until there are no more. Whatever happens, those handed over are written."""
+    """Hands the model's outcomes to the threads until there are no more. Whatever happens, those handed over are written.
+
+    The threads that write also call a rollout's reward functions, which may take long.
+    """
+    rated = run.config.job == "rollout"
     try:
         for outcome in outcomes:
             if threads.full:
-                run.heartbeat.doing(f"waiting for finished rows to be {'rewarded and ' if run.config.job == 'rollout' else ''}written")
+                run.heartbeat.doing(f"waiting for finished rows to be {'rewarded and ' if rated else ''}written")
             threads.put(outcome)
     except BaseException:
         threads.abandon()
         raise
     finally:
-        # The threads that write call the reward functions, too.
-        run.heartbeat.doing(f"{'waiting for the last rewards and ' if run.config.job == 'rollout' else ''}writing the last records")
+        run.heartbeat.doing(f"{'waiting for the last rewards and ' if rated else ''}writing the last records")
         threads.close()
 
 

@@ -1,6 +1,7 @@
 """Compares a run's settings and inputs at its start and now, key by key, and lists the changes that a user can adopt.
 
-Inputs may grow at their end; nothing else may change. Works on plain JSON values; knows no config schema and no file format.
+Inputs may grow at their end; nothing else may change. Works on plain JSON values, and reads which environment
+variables chose the kernels and the BLAS of now; knows no config schema and no file format.
 """
 
 import hashlib

@@ -40,23 +40,23 @@ def chat_within(template: str, messages: Messages, variables: Mapping[str, Any],
 
 
 def _rendered(template: str, messages: Messages, variables: Mapping[str, Any], marks: bool) -> tuple[str, list[Span]]:
-    """Returns text and spans, of the first form of the messages that the template takes; if none, what it said of the first."""
-    refusal: RowError | None = None
-    for form in _forms(messages):
-        try:
-            return _tried(template, form, variables, marks)
-        except RowError as error:
-            refusal = refusal or error
-    assert refusal is not None
-    raise refusal
+    """Returns text and spans. Where the template refuses the messages, other forms of them are tried."""
+    try:
+        return _tried(template, messages, variables, marks)
+    except RowError:
+        for form in _other_forms(messages):
+            with suppress(RowError):
+                return _tried(template, form, variables, marks)
+        raise
 
 
-def _forms(messages: Messages) -> Iterator[Messages]:
-    """Yields the messages, then forms that some templates want: a text for each content, arguments of calls as JSON text, and both."""
-    yield messages
+def _other_forms(messages: Messages) -> Iterator[Messages]:
+    """Yields forms that a few templates want: a text for each content, arguments of calls as JSON text alone, and both."""
+    forms = [messages]
     if (with_texts := _without_null_contents(messages)) != messages:
+        forms.append(with_texts)
         yield with_texts
-    for form in (messages, with_texts):
+    for form in forms:
         if (as_text := [_arguments_as_text(message) for message in form]) != form:
             yield as_text
 

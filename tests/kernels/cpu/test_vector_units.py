@@ -92,6 +92,14 @@ def test_a_wrong_name_is_refused_with_the_right_ones(monkeypatch: pytest.MonkeyP
         backend.load_mlx()
 
 
+def described(folder: Path, flags: str | None) -> Path:
+    """Writes what Linux says of a processor with these flags; None where it says nothing."""
+    cpuinfo = folder / "cpuinfo"
+    if flags is not None:
+        cpuinfo.write_text(f"processor\t: 0\nflags\t\t: fpu {flags} sse\n")
+    return cpuinfo
+
+
 @pytest.mark.parametrize(
     ("flags", "wish", "widest"),
     [
@@ -106,10 +114,7 @@ def test_a_wrong_name_is_refused_with_the_right_ones(monkeypatch: pytest.MonkeyP
 def test_units_that_the_processor_lacks_are_told_of(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: str | None, wish: str, widest: str | None
 ):
-    cpuinfo = tmp_path / "cpuinfo"
-    if flags is not None:
-        cpuinfo.write_text(f"processor\t: 0\nflags\t\t: fpu {flags} sse\n")
-    monkeypatch.setattr(vector_units, "CPU_INFO", cpuinfo)
+    monkeypatch.setattr(vector_units, "CPU_INFO", described(tmp_path, flags))
     monkeypatch.setenv("MLX_BULK_CPU", wish)
     told = f"MLX_BULK_CPU={wish}: this processor has no such units; the kernels and the BLAS use the widest that it has, {widest}"
     assert vector_units.lacking() == (told if widest else None)
@@ -129,10 +134,7 @@ def test_units_that_the_processor_lacks_are_told_of(
 def test_the_widest_units_allowed_are_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: str | None, wish: str | None, units: str
 ):
-    cpuinfo = tmp_path / "cpuinfo"
-    if flags is not None:
-        cpuinfo.write_text(f"processor\t: 0\nflags\t\t: fpu {flags} sse\n")
-    monkeypatch.setattr(vector_units, "CPU_INFO", cpuinfo)
+    monkeypatch.setattr(vector_units, "CPU_INFO", described(tmp_path, flags))
     monkeypatch.delenv("MLX_BULK_CPU", raising=False)
     if wish is not None:
         monkeypatch.setenv("MLX_BULK_CPU", wish)
