@@ -73,7 +73,7 @@ def bytes_packed(weight: Matrix) -> int:
 
 def numpy_serves() -> bool:
     """Returns True where NumPy is the fastest there is: on a CPU without the library, whose mlx multiplies with its own slow BLAS."""
-    return backend.on_cpu_path() and backend.prepare().slow and native.library() is None
+    return native.library() is None and backend.on_cpu_path() and backend.prepare().slow
 
 
 def takes_arrays(*arrays: mx.array) -> bool:

@@ -5,6 +5,7 @@
 
 #include "attention.h"
 #include "decoder_block.h"
+#include "decoder_stack.h"
 #include "py_buffers.h"
 #include "rope_angles.h"
 #include "row_ops.h"
@@ -21,16 +22,6 @@ const Angles& angles_of(const float* frequencies, long half, const int64_t* star
 }
 
 }  // namespace kernels
-
-namespace {
-
-// The caller holds the angles' lock.
-void run_turned(const Block& block) {
-  if (block.cosines) return block.run(nullptr);
-  block.run(&angles_of(block.frequencies, block.half, block.starts, block.count, block.t, block.position_scale, block.magnitude));
-}
-
-}  // namespace
 
 extern "C" {
 
@@ -83,19 +74,11 @@ int block(const Block* block) try {
   return -2;
 }
 
-// Decoder blocks one after the other on a batch without pads, each with caches of its own. The first one names the batch for all. What a
-// block makes is written over what the one before it made, and counted. Returns 1, with nothing written, where a cache has no room.
+// Decoder blocks one after the other, see decoder_stack.h. Returns 1, with nothing written, where a cache has no room.
 int blocks(Block* all, int64_t count) try {
   Free free;
   Guard guard(angles_lock);
-  const Block lead = *all;
-  for (Block* each = all; each < all + count; each++) {
-    each->b = lead.b, each->t = lead.t, each->count = lead.count, each->longest = lead.longest, each->kind = lead.kind;
-    each->x = each == all ? lead.x : lead.out, each->out = lead.out;
-    if (!each->has_room()) return 1;
-  }
-  for (const Block* each = all; each < all + count; each++) run_turned(*each), each->count_written();
-  return 0;
+  return Stack{all, all + count}.run() ? 0 : 1;
 } catch (...) {
   return -2;
 }

@@ -46,6 +46,7 @@ struct Attention {
   const float* front_turned = nullptr;  // the prefix's keys as [kv, D, front_wide], where all rows have the same prefix
 
   long groups() const { return h / kv; }
+  static constexpr long FEW = 8;  // see `few`
   static long widened(long n) { return (n + WIDE * W - 1) / (WIDE * W) * (WIDE * W); }
   long wide() const { return widened(front ? length + W : length); }  // a whole vector may be written after a row's scores
   long front_wide() const { return widened(front); }
@@ -146,6 +147,13 @@ struct Attention {
     return one;
   }
 
+  // Computes rows first ... first + count - 1 of a decode step, in this thread alone.
+  void run_alone(long first, long count) const {
+    long outer = fronts ? kv : count, inner = fronts ? count : kv;  // head by head where rows may share a prefix, as in `run`
+    for (long i = 0; i < outer; i++)
+      for (long j = 0; j < inner; j++) of(first + (fronts ? j : i)).some(fronts ? i : j, 0, 1, 1);
+  }
+
   void run() {
     constexpr long QUERIES_AT_ONCE = 16, BYTES = 1 << 20;  // at most, for a tile's scores
     if (fronts && !few() && std::all_of(front_key_rows, front_key_rows + b, [&](const float* keys) { return keys == *front_key_rows; }) &&
@@ -172,7 +180,6 @@ struct Attention {
   // Returns true when a key head has so few queries that transposing its keys does not pay. Only in decode steps (T = 1), so that a
   // longer call's bits do not depend on its T.
   bool few() const {
-    constexpr long FEW = 8;
     return t == 1 && groups() <= FEW;
   }
 

@@ -66,21 +66,36 @@ struct Block {
       each_chunk(rows, chunk(), [&](long first, long some) { project_chunk(tokens, first, some, queries, from, angles); });
     else
       for (long at = 0; at < rows; at += AT_ONCE) project(tokens, at, std::min(AT_ONCE, rows - at), queries, from, angles);
-    Attention a{};
-    a.q = queries, a.out = attended, a.mask = mask;
-    a.b = b, a.h = heads, a.t = t, a.d = width, a.kv = kv, a.length = longest, a.e = width;
-    a.qs[1] = width, a.qs[2] = inner;
-    a.key_rows = keys, a.value_rows = values, a.rooms = rooms, a.used = used, a.from = from.data();
-    a.front_key_rows = front_keys, a.front_value_rows = front_values, a.fronts = fronts, a.front_rooms = front_rooms;
-    std::copy(ms, ms + 4, a.ms);
-    a.scale = scale, a.cap = cap, a.kind = (Mask)kind;
-    a.run();
+    attention(queries, attended, from).run();
     if (apart)
       each_chunk(rows, chunk(), [&](long first, long some) { feed_chunk(tokens + first * d, some, attended + first * inner, made + first * d); });
     else
       for (long at = 0; at < rows; at += AT_ONCE) feed_forward(tokens, at, std::min(AT_ONCE, rows - at), attended, made);
     if (!whole) spread(from, made);
   }
+
+  // Computes the block for rows first ... end - 1 of a decode step, in this thread alone, where `serves_alone`.
+  void run_alone(long first, long end, float* queries, float* attended, const std::vector<int64_t>& from, const Angles* angles) const {
+    for (long some; first < end; first += some) {
+      some = std::min(std::max(1l, chunk()), end - first);
+      project_chunk(x, first, some, queries, from, angles);
+      attention(queries, attended, from).run_alone(first, some);
+      feed_chunk(x + first * d, some, attended + first * heads * width, out + first * d);
+    }
+  }
+
+  // Whether `run_alone` serves, and gives the same bits as `run`.
+  bool serves_alone() const {
+#if TILES
+    if (tiles_allowed()) return false;
+#endif
+    return t == 1 && !real && !cosines && all_packed() && !few() && (!fronts || heads / kv <= Attention::FEW);
+  }
+
+  int64_t weights() const { return 2 * d * (heads + kv) * width + 3 * d * hidden; }
+
+  // What a row costs in a decode step, in products of a number with a weight. A number of its cache was measured to cost 16 of them.
+  int64_t cost(long row) const { return weights() + 16 * 2 * kv * width * (used[row] + (fronts ? fronts[row] : 0)); }
 
   // Returns true when each row's cache holds t positions more.
   bool has_room() const {
@@ -96,6 +111,17 @@ struct Block {
 
  private:
   enum Projection { Q, K, V, O, GATED, UPPER, DOWN };
+
+  Attention attention(const float* queries, float* attended, const std::vector<int64_t>& from) const {
+    Attention a{};
+    a.q = queries, a.out = attended, a.mask = mask;
+    a.b = b, a.h = heads, a.t = t, a.d = width, a.kv = kv, a.length = longest, a.e = width;
+    a.qs[1] = width, a.qs[2] = heads * width;
+    a.key_rows = keys, a.value_rows = values, a.rooms = rooms, a.used = used, a.from = from.data();
+    a.front_key_rows = front_keys, a.front_value_rows = front_values, a.fronts = fronts, a.front_rooms = front_rooms;
+    std::copy(ms, ms + 4, a.ms), a.scale = scale, a.cap = cap, a.kind = (Mask)kind;
+    return a;
+  }
 
   const Quantized* of(Projection one) const { return quantized[one].words ? quantized + one : nullptr; }
 
@@ -150,6 +176,14 @@ struct Block {
     }
   }
 
+  bool all_packed() const {
+    for (Projection one : {Q, K, V, O, GATED, UPPER, DOWN}) {
+      bool joined = one == K || one == V ? joined_qkv : one == UPPER && joined_mlp, missing = one >= GATED && !hidden;
+      if (!joined && !missing && !packed[one]) return false;
+    }
+    return true;
+  }
+
   // Tokens of a chunk, so that what is computed of them stays in the second cache.
   long chunk() const {
     constexpr long NUMBERS = 192 * 1024, MOST = 96;
@@ -164,11 +198,7 @@ struct Block {
 #if TILES
     if (tiles_allowed()) return false;
 #endif
-    for (Projection one : {Q, K, V, O, GATED, UPPER, DOWN}) {
-      bool joined = one == K || one == V ? joined_qkv : one == UPPER && joined_mlp, missing = one >= GATED && !hidden;
-      if (!joined && !missing && !packed[one]) return false;
-    }
-    return rows >= pool::threads() * FEWEST && chunk() >= FEWEST;
+    return all_packed() && rows >= pool::threads() * FEWEST && chunk() >= FEWEST;
   }
 
   // Returns `rows` tokens as attention or the MLP gets them, dense.

@@ -8,6 +8,7 @@ What the grammar leaves out stays out, whatever an edit adds. On request each to
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import mlx.core as mx
 import numpy as np
@@ -44,6 +45,9 @@ class Drawn:
         return Drawn(self.ids[rows], self.sampled[rows], tempered, None if self.kept is None else [self.kept[row] for row in rows.tolist()])
 
 
+Array = TypeVar("Array", mx.array, Floats)
+
+
 class Launched:
     """A step's draw that the device computes. ids: [B] int32, for the next step, not read yet. ``read`` waits for it."""
 
@@ -60,15 +64,16 @@ def launch(
     kept: bool = False,
     scored: bool = True,
 ) -> Launched:
-    """Sends one decode step's draw to the device: logits [B, V] -> the tokens of B rows, and their scores. A CPU has drawn on return.
+    """Sends one decode step's draw to the device: the tokens of B rows, and their scores. A CPU has drawn on return.
 
+    logits: [B, V], or [B, T, V] of which the last position is drawn.
     Scores are under the model's own distribution (temperature 1, before any mask or edit). The tempered logprobs of rows at temperature 1
     or 0 equal them to the bit. Without ``scored``, the logprobs sampled from take their place: greedy rows then need no sums. Raises
     ValueError where the grammar's mask does not fit the logits.
     """
     scored = scored or bool(top or stats or tempered)
     if parameters.allowed is not None:
-        parameters.allowed.check(*logits.shape)
+        parameters.allowed.check(logits.shape[0], logits.shape[-1])
     own = (parameters.temperature == 0) | (parameters.temperature == 1)
     launch_now = _launch_on_cpu if on_cpu_path() else _launch_on_device
     launched = launch_now(logits, parameters, top, stats, tempered and not own.all(), kept, scored)
@@ -83,11 +88,15 @@ def launch(
     return Launched(launched.ids, read)
 
 
+def _last(logits: Array) -> Array:
+    return logits if logits.ndim == 2 else logits[:, -1]
+
+
 def _launch_on_cpu(logits: mx.array, parameters: Parameters, top: int, stats: bool, tempered: bool, kept: bool, scored: bool) -> Launched:
     """``launch`` by the library or NumPy, on a view of the logits."""
     logits = logits.astype(mx.float32)
     mx.eval(logits)
-    x = np.array(logits, copy=False)
+    x = _last(native.view(logits))
     masks = None if parameters.allowed is None else grammar_mask.masked_rows(parameters.allowed, len(x))
     sums = logprobs.softmax_sums(x, masks) if scored else None
     drawn = on_cpu(x, parameters, tempered, kept, sums)
@@ -99,6 +108,7 @@ def _launch_on_device(
     logits: mx.array, parameters: Parameters, top: int, stats: bool, tempered: bool, kept: bool, scored: bool
 ) -> Launched:
     """``launch`` by mx's ops, sent at once."""
+    logits = _last(logits)
     ids, sampled, under, left = reference(logits, parameters, tempered, kept)
     parts = logprobs.reference(logits, ids, top, stats) if scored else (sampled,)
     mx.async_eval(*(p for p in (ids, sampled, under, left, *parts) if p is not None))

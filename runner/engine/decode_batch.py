@@ -164,12 +164,14 @@ class DecodeBatch:
     def _send(self, setup: Setup, before: _Sent | None) -> _Sent | None:
         """Sends a step. Returns ``before`` if it is still unread."""
         slots, order, wanted = self._slots, self._order, setup.wanted
-        tokens = self._tokens[:, None]
-        logits, passed = setup.network(np.array(tokens) if self._ends_in_picture else tokens, self._caches)[:, -1], None
+        # Ids that the host has anyway go as NumPy's: mlx would wake a thread to give them another shape.
+        read = self._ends_in_picture or not setup.ahead
+        tokens = np.array(self._tokens)[:, None] if read else self._tokens[:, None]
+        logits, passed = setup.network(tokens, self._caches), None
         self._ends_in_picture = False
         load = self.load
         if setup.ahead and setup.limits.kv(load.rows, load.longest) > COPIED_BYTES:
-            passed = logits[0, 0] + 0  # not a view: that would hold all logits
+            passed = logits[0, -1, 0] + 0  # not a view: that would hold all logits
             if before is not None and before.passed is not None:
                 mx.eval(before.passed)
         if before is not None and slots.follows[order].any():
@@ -218,7 +220,9 @@ class DecodeBatch:
                     guide.push(int(drawn.ids[at]))
             self._progress.generated += len(order)
             bad = np.isnan(scores.logprobs) | np.isnan(drawn.sampled)
-            may_end = bad | np.isin(drawn.ids, self._eos) | (slots.count[order] >= slots.limit[order]) | slots.special[order]
+            may_end = (
+                bad | (drawn.ids[:, None] == self._eos).any(axis=1) | (slots.count[order] >= slots.limit[order]) | slots.special[order]
+            )
             for at in np.flatnonzero(may_end).tolist():
                 outcome = self._ended(int(order[at]), int(drawn.ids[at]), bool(bad[at]))
                 if outcome is not None:

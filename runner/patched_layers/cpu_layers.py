@@ -19,7 +19,7 @@ from ...kernels import attention, elementwise, grouped_linear, linear, native
 from ...kernels.fused_logprobs import Product
 from ...kernels.quantized import Matrix, QuantizedWeight
 from .call_context import BUILT, CallContext, ListedProduct
-from .mended_layers import CappedAttention, ScaledEmbedding, ScaledQuantizedEmbedding
+from .mended_layers import CappedAttention
 
 Made = TypeVar("Made")
 
@@ -34,7 +34,7 @@ def run_kernel(used: set[str], name: str, fast: Callable[[], Made], original: Ca
     return result
 
 
-def _listed(layer: Any, array: mx.array, x: mx.array, weight: Matrix, bias: mx.array | None = None) -> mx.array:
+def listed_product(layer: Any, array: mx.array, x: mx.array, weight: Matrix, bias: mx.array | None = None) -> mx.array:
     """Returns the lazy ``array`` itself; adds its product to the call's list, if it keeps one."""
     listed = layer._context.listed
     if listed is not None:
@@ -42,7 +42,7 @@ def _listed(layer: Any, array: mx.array, x: mx.array, weight: Matrix, bias: mx.a
     return array
 
 
-def _computes(context: CallContext, x: mx.array, weight: Matrix, bias: mx.array | None = None) -> bool:
+def computes_now(context: CallContext, x: mx.array, weight: Matrix, bias: mx.array | None = None) -> bool:
     """Returns True when the kernel computes a product now. Logits may stay unread."""
     read = weight.shape[0] != context.vocabulary or context.reads_logits
     return context.listed is None and read and linear.suits(x, weight, bias)
@@ -57,7 +57,7 @@ def packing_of(layer: Any, weight: Matrix, bias: mx.array | None = None) -> NDAr
     return held.packed
 
 
-def _times(layer: Any, x: mx.array, weight: mx.array, bias: mx.array | None = None) -> mx.array:
+def product_now(layer: Any, x: mx.array, weight: mx.array, bias: mx.array | None = None) -> mx.array:
     """Computes a layer's product now."""
     return linear.on_cpu(x, weight, bias, packing_of(layer, weight, bias))
 
@@ -70,9 +70,11 @@ class FastLinear(nn.Linear):
     def __call__(self, x: mx.array) -> mx.array:
         """x [..., K] -> [..., N]."""
         weight, bias = self["weight"], self.get("bias")
-        if self.training or not _computes(self._context, x, weight, bias):
-            return _listed(self, super().__call__(x), x, weight, bias)
-        return run_kernel(self._context.used, "linear", lambda: _times(self, x, weight, bias), lambda: super(FastLinear, self).__call__(x))
+        if self.training or not computes_now(self._context, x, weight, bias):
+            return listed_product(self, super().__call__(x), x, weight, bias)
+        return run_kernel(
+            self._context.used, "linear", lambda: product_now(self, x, weight, bias), lambda: super(FastLinear, self).__call__(x)
+        )
 
 
 class FastSwitchLinear(SwitchLinear):
@@ -117,19 +119,6 @@ class FastMultiLinear(MultiLinear):
         return run_kernel(self._context.used, "linear", fast, lambda: super(FastMultiLinear, self).__call__(x, transpose))
 
 
-class FastEmbedding(nn.Embedding):
-    """``nn.Embedding`` with the kernel for matrix products, for a tied LM head."""
-
-    _context: CallContext
-
-    def as_linear(self, x: mx.array) -> mx.array:
-        """x [..., K] -> [..., V]."""
-        weight = self["weight"]
-        if self.training or not _computes(self._context, x, weight):
-            return _listed(self, super().as_linear(x), x, weight)
-        return run_kernel(self._context.used, "linear", lambda: _times(self, x, weight), lambda: super(FastEmbedding, self).as_linear(x))
-
-
 class FastQuantizedLinear(nn.QuantizedLinear):
     """``nn.QuantizedLinear`` with the kernel for matrix products."""
 
@@ -140,26 +129,10 @@ class FastQuantizedLinear(nn.QuantizedLinear):
         weight, bias = QuantizedWeight.of(self), self.get("bias")
         if self.training or weight is None:
             return super().__call__(x)
-        if not _computes(self._context, x, weight, bias):
-            return _listed(self, super().__call__(x), x, weight, bias)
+        if not computes_now(self._context, x, weight, bias):
+            return listed_product(self, super().__call__(x), x, weight, bias)
         fast = linear.on_cpu
         return run_kernel(self._context.used, "linear", lambda: fast(x, weight, bias), lambda: super(FastQuantizedLinear, self).__call__(x))
-
-
-class FastQuantizedEmbedding(nn.QuantizedEmbedding):
-    """``nn.QuantizedEmbedding`` with the kernel for matrix products, for a tied LM head."""
-
-    _context: CallContext
-
-    def as_linear(self, x: mx.array) -> mx.array:
-        """x [..., K] -> [..., V]."""
-        weight = QuantizedWeight.of(self)
-        if self.training or weight is None:
-            return super().as_linear(x)
-        if not _computes(self._context, x, weight):
-            return _listed(self, super().as_linear(x), x, weight)
-        fast = linear.on_cpu
-        return run_kernel(self._context.used, "linear", lambda: fast(x, weight), lambda: super(FastQuantizedEmbedding, self).as_linear(x))
 
 
 class FastQuantizedSwitchLinear(QuantizedSwitchLinear):
@@ -178,14 +151,6 @@ class FastQuantizedSwitchLinear(QuantizedSwitchLinear):
             lambda: grouped_linear.on_cpu(x, weight, indices, bias),
             lambda: super(FastQuantizedSwitchLinear, self).__call__(x, indices, sorted_indices),
         )
-
-
-class FastScaledEmbedding(FastEmbedding, ScaledEmbedding):
-    """``ScaledEmbedding`` with that kernel."""
-
-
-class FastScaledQuantizedEmbedding(FastQuantizedEmbedding, ScaledQuantizedEmbedding):
-    """``ScaledQuantizedEmbedding`` with that kernel."""
 
 
 NORM_CLASSES: dict[type, float] = {}  # classes made by ``rms_norm_class``, and what each adds to its weights

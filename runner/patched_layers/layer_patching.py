@@ -15,19 +15,16 @@ from ...kernels import backend, native
 from .call_context import BUILT, context_of, drop_context, share_context
 from .cpu_blocks import BLOCKS
 from .cpu_bodies import BODIES
+from .cpu_embeddings import FastEmbedding, FastQuantizedEmbedding, FastScaledEmbedding, FastScaledQuantizedEmbedding
 from .cpu_layers import (
     FastCappedAttention,
-    FastEmbedding,
     FastGELU,
     FastLayerNorm,
     FastLinear,
     FastMultiLinear,
-    FastQuantizedEmbedding,
     FastQuantizedLinear,
     FastQuantizedSwitchLinear,
     FastRMSNorm,
-    FastScaledEmbedding,
-    FastScaledQuantizedEmbedding,
     FastSwigluOAI,
     FastSwitchLinear,
     rms_norm_class,

@@ -1,10 +1,11 @@
 """Makes decoder blocks for tests of the kernel: random weights, inputs, caches and masks."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx_bulk.kernels import rope
+from mlx_bulk.kernels import linear, rope
 from mlx_bulk.kernels.attention import Mask
 from mlx_bulk.kernels.blocks.decoder_block import Angles, Block, Constants, Rooms, Weights
 from numpy.typing import NDArray
@@ -99,6 +100,12 @@ def rooms_of(keys: NDArray[np.float32], values: NDArray[np.float32], used: int) 
     """Rows [K, S, D] of arrays [B, K, S, D], all of which hold as much."""
     rows = np.arange(len(keys)) * keys[0].nbytes
     return Rooms(keys.ctypes.data + rows, values.ctypes.data + rows, np.full(len(keys), keys.shape[2]), np.full(len(keys), used))
+
+
+def packed_apart(c: Case) -> dict[str, Any]:
+    """Each projection packed, as ``Block`` takes them."""
+    names = [name for name in ("q", "k", "v", "o", "gate", "up", "down") if getattr(c.weights, name) is not None]
+    return {name: linear.packed(getattr(c.weights, name), getattr(c.weights, f"{name}_bias")) for name in names}
 
 
 def masks(rows: int, heads: int, t: int, length: int) -> dict[str, Mask]:

@@ -15,7 +15,7 @@ from mlx_bulk.kernels.blocks import decoder_block
 from mlx_bulk.kernels.blocks.decoder_block import Block, Weights
 from numpy.typing import NDArray
 
-from .decoder_blocks import AROUND, HELD, Case, Shape, called, case, masks, rooms_of
+from .decoder_blocks import AROUND, HELD, Case, Shape, called, case, masks, packed_apart, rooms_of
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="it serves the CPU, with g++")
 
@@ -125,12 +125,6 @@ def test_packed_weights_give_the_same_bits(rows: int, t: int, biased: bool):
         held = {name: linear.packed(*pair) if linear.packs(pair[0]) else None for name, pair in pairs.items()}
         plain, packed = (np.array(Block(c.weights, c.constants, each)(c.x, of, np.array([3]), "causal")) for each in (None, held))
         assert np.array_equal(plain, packed)
-
-
-def packed_apart(c: Case) -> dict[str, Any]:
-    """Each projection packed, as ``Block`` takes them."""
-    names = [name for name in ("q", "k", "v", "o", "gate", "up", "down") if getattr(c.weights, name) is not None]
-    return {name: linear.packed(getattr(c.weights, name), getattr(c.weights, f"{name}_bias")) for name in names}
 
 
 @pytest.mark.parametrize("around", AROUND)

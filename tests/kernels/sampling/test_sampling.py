@@ -257,6 +257,16 @@ def test_greedy_rows_that_are_not_scored_take_no_sums(monkeypatch: pytest.Monkey
     np.testing.assert_array_equal(scores.logprobs, drawn.sampled)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_of_several_positions_the_last_is_drawn(temperature: float):
+    logits, p = mx.random.normal((3, 2, 50)), parameters([Sampling(temperature=temperature)] * 3, [0.1, 0.5, 0.9])
+    for own in (logits, logits[:, 1:]):
+        drawn, scores = sampling.launch(own, p, top=2).read()
+        truth, figures = sampling.launch(logits[:, -1], p, top=2).read()
+        np.testing.assert_array_equal(drawn.ids, truth.ids)
+        np.testing.assert_array_equal(scores.logprobs, figures.logprobs)
+
+
 def test_draw_gives_model_logprobs_and_sampled_logprobs():
     s = replace(VARIANTS["everything"], min_tokens=0)
     n = 50

@@ -106,7 +106,7 @@ def test_targets_of_decode_shifted_by_a_row_fail(monkeypatch: pytest.MonkeyPatch
     def shifted(logits: mx.array, parameters: Parameters, top: int, stats: bool, *more: bool) -> Launched:
         launched = launch(logits, parameters, top, stats, *more)
         drawn, _ = launched.read()
-        return Launched(launched.ids, lambda: (drawn, logprobs.score(logits, np.roll(drawn.ids, 1), top, stats)))
+        return Launched(launched.ids, lambda: (drawn, logprobs.score(logits[:, -1], np.roll(drawn.ids, 1), top, stats)))
 
     monkeypatch.setattr(decode_batch, "launch", shifted)
     with pytest.raises(AssertionError):

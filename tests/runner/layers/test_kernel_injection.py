@@ -19,7 +19,7 @@ from mlx_bulk.runner.layers.kernel_injection import substitute
 from mlx_bulk.runner.layers.kv_cache import leaves_pads_out, make_caches
 from mlx_bulk.runner.models.checkpoint import find_checkpoint
 from mlx_bulk.runner.models.loader import load_model
-from mlx_bulk.runner.patched_layers import cpu_layers
+from mlx_bulk.runner.patched_layers import cpu_embeddings, cpu_layers
 from mlx_lm.models import activations, base
 from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
 
@@ -250,7 +250,7 @@ def test_layers_are_put_back():
     classes = [type(layer) for _, layer in network.named_modules()]
     put("llama")
     assert type(network.model.layers[0].mlp.up_proj) is cpu_layers.FastLinear
-    assert type(network.model.embed_tokens) is cpu_layers.FastEmbedding
+    assert type(network.model.embed_tokens) is cpu_embeddings.FastEmbedding
     kernel_injection.restore(network)
     assert [type(layer) for _, layer in network.named_modules()] == classes
 

@@ -1,0 +1,83 @@
+// Decoder blocks one after the other on a batch without pads, each with caches of its own. Knows nothing of models.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "decoder_block.h"
+#include "rope_angles.h"
+#include "thread_pool.h"
+
+namespace {
+
+// The caller holds the angles' lock.
+const Angles& angles_of(const Block& block) {
+  return kernels::angles_of(block.frequencies, block.half, block.starts, block.count, block.t, block.position_scale, block.magnitude);
+}
+
+// The caller holds the angles' lock.
+void run_turned(const Block& block) { block.run(block.cosines ? nullptr : &angles_of(block)); }
+
+// The first block names the batch for all. What a block makes is written over what the one before it made, and counted.
+struct Stack {
+  Block* first;
+  Block* end;
+
+  // Returns false, with nothing written, where a cache has no room.
+  bool run() const {
+    const Block lead = *first;
+    for (Block* each = first; each < end; each++) {
+      each->b = lead.b, each->t = lead.t, each->count = lead.count, each->longest = lead.longest, each->kind = lead.kind;
+      each->x = each == first ? lead.x : lead.out, each->out = lead.out;
+      if (!each->has_room()) return false;
+    }
+    if (serves_rows_apart()) {
+      run_rows_apart();
+      for (const Block* each = first; each < end; each++) each->count_written();
+    } else {
+      for (const Block* each = first; each < end; each++) run_turned(*each), each->count_written();
+    }
+    return true;
+  }
+
+ private:
+  // Whether each thread takes rows of a decode step through all blocks: no thread then waits for another one. Each reads all weights, so
+  // memory has to give as many times more of them as there are threads, and a thread needs the more rows: with vectors of 512 bits twice as
+  // many, unless the weights lie in a cache.
+  bool serves_rows_apart() const {
+    constexpr long FEWEST = 8, CACHED = 8 << 20;  // rows; weights
+    long threads = pool::threads(), weights = 0;
+    for (const Block* each = first; each < end; each++) weights += each->weights();
+    if (first->b < (W == 16 && weights > CACHED ? 2 : 1) * FEWEST * threads * threads) return false;
+    return std::all_of(first, end, [&](const Block& each) { return each.serves_alone() && same_angles(each); });
+  }
+
+  bool same_angles(const Block& other) const {
+    return other.half == first->half && other.position_scale == first->position_scale && other.magnitude == first->magnitude &&
+           std::equal(other.frequencies, other.frequencies + other.half, first->frequencies) &&
+           std::equal(other.starts, other.starts + other.count, first->starts);
+  }
+
+  void run_rows_apart() const {
+    long rows = first->b, widest = 0, threads = pool::threads();
+    std::vector<int64_t> from(rows + 1), costs(rows + 1);
+    for (const Block* each = first; each < end; each++) {
+      widest = std::max<long>(widest, each->heads * each->width);
+      for (long row = 0; row < rows; row++) costs[row + 1] += each->cost(row);
+    }
+    for (long row = 0; row < rows; row++) from[row + 1] = row + 1, costs[row + 1] += costs[row];
+    auto begin = [&](long part) {  // the row at which a thread's part of all costs begins
+      return std::lower_bound(costs.begin(), costs.end(), costs.back() / threads * part) - costs.begin();
+    };
+    float *queries = spare(PROJECTED, rows * widest), *attended = spare(ATTENDED, rows * widest);
+    const Angles& angles = angles_of(*first);
+    pool::run(threads, [&](long part) {
+      long row = begin(part), end_row = part + 1 < threads ? begin(part + 1) : rows;
+      for (const Block* each = first; each < end; each++) each->run_alone(row, end_row, queries, attended, from, &angles);
+    });
+  }
+};
+
+}  // namespace
