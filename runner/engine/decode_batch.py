@@ -169,8 +169,7 @@ class DecodeBatch:
         tokens = np.array(self._tokens)[:, None] if read else self._tokens[:, None]
         logits, passed = setup.network(tokens, self._caches), None
         self._ends_in_picture = False
-        load = self.load
-        if setup.ahead and setup.limits.kv(load.rows, load.longest) > COPIED_BYTES:
+        if setup.ahead and setup.limits.kv((load := self.load).rows, load.longest) > COPIED_BYTES:
             passed = logits[0, -1, 0] + 0  # not a view: that would hold all logits
             if before is not None and before.passed is not None:
                 mx.eval(before.passed)
@@ -237,6 +236,8 @@ class DecodeBatch:
 
     def _guides(self) -> list[tuple[int, Guide]]:
         """Returns the rows of the batch that a grammar holds, with their guides, without those that are done and wait for others."""
+        if not self._slots.guided.any():
+            return []
         at = np.flatnonzero(self._slots.guided[self._order] & ~self._slots.done[self._order]).tolist()
         return [(i, guide) for i in at if (guide := self._slots.row(int(self._order[i])).guide) is not None]
 
