@@ -106,8 +106,9 @@ def _choose() -> Blas:
     if slow:
         return _opened(slow[0])
     missing = "g++" if not compiles() else "NumPy's wheel"
+    who = "NumPy does" if missing == "g++" else "our kernels do"
     cure = "`apt install libopenblas0-pthread`, `pip install 'mlx-bulk[mkl]'`, or g++ with NumPy from PyPI"
-    return Blas(None, note=f"the slow one inside mlx, as {missing} is not here; {cure} makes matrix products some 35 times faster")
+    return Blas(None, note=f"the slow one inside mlx, as {missing} is not here, for the few products that {who} not compute; {cure} helps")
 
 
 def _opened(name: str) -> Blas:

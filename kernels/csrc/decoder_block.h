@@ -76,12 +76,10 @@ struct Block {
 
   // Computes the block for rows first ... end - 1 of a decode step, in this thread alone, where `serves_alone`.
   void run_alone(long first, long end, float* queries, float* attended, const std::vector<int64_t>& from, const Angles* angles) const {
-    for (long some; first < end; first += some) {
-      some = std::min(std::max(1l, chunk()), end - first);
-      project_chunk(x, first, some, queries, from, angles);
-      attention(queries, attended, from).run_alone(first, some);
-      feed_chunk(x + first * d, some, attended + first * heads * width, out + first * d);
-    }
+    long some = end - first;
+    project_chunk(x, first, some, queries, from, angles);
+    attention(queries, attended, from).run_alone(first, some);
+    feed_chunk(x + first * d, some, attended + first * heads * width, out + first * d);
   }
 
   // Whether `run_alone` serves, and gives the same bits as `run`.
@@ -89,7 +87,8 @@ struct Block {
 #if TILES
     if (tiles_allowed()) return false;
 #endif
-    return t == 1 && !real && !cosines && all_packed() && !few() && (!fronts || heads / kv <= Attention::FEW);
+    bool fits = b <= pool::threads() * chunk();  // else a thread would read the weights more than once
+    return t == 1 && !real && !cosines && all_packed() && !few() && fits && (!fronts || heads / kv <= Attention::FEW);
   }
 
   int64_t weights() const { return 2 * d * (heads + kv) * width + 3 * d * hidden; }

@@ -31,6 +31,7 @@ def test_a_bare_function_is_a_tool_and_null_is_none(tmp_path: Path) -> None:
         ("reasoning.budget=-1", "reasoning.budget: found -1; expected a whole number of tokens of at least 0, or null"),
         ("reasoning.message=Stop.", "reasoning.message: expected null, since reasoning.budget is null"),
         ("reasoning={marks: none, budget: 3}", "reasoning.budget: expected null, since reasoning.marks is none"),
+        ("reasoning.marks=[<a>, <a>]", "reasoning.marks: expected two different strings, not '<a>' twice"),
         ("reasoning.marks=[<a>]", 'reasoning.marks: found ["<a>"]; expected auto, none, or a list of two strings'),
     ],
 )

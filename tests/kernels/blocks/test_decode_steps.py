@@ -24,7 +24,7 @@ SHAPES = {
     "biased, with all norms": Shape(hidden=416, biased=True, normed=True, around=AROUND["both"]),
     "without norms, its results multiplied": Shape(hidden=96, around=(), residual=0.5, activation="gelu_tanh"),
     "nine queries for a key": Shape(hidden=96, heads=18),
-    "chunks of few rows": Shape(d=12_000, hidden=96),
+    "so wide that few rows fit a cache": Shape(d=12_000, hidden=96),
 }
 
 
