@@ -90,7 +90,7 @@ class ReasoningConfig(Section):
         if self.message is not None and self.budget is None:
             raise contradiction("message", "expected null, since reasoning.budget is null and no end is forced; set reasoning.budget")
         if isinstance(self.marks, list) and self.marks[0] == self.marks[1]:
-            raise contradiction("marks", f"expected two different strings, not {self.marks[0]!r} twice: nothing would tell an end from a beginning")
+            raise contradiction("marks", f"expected two different strings, not {self.marks[0]!r} twice")
         if self.marks == "none":
             for key, off in (("budget", None), ("strip", False)):
                 if getattr(self, key) != off:

@@ -11,7 +11,6 @@ import signal
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
-from math import inf
 from time import monotonic
 from types import FrameType
 from typing import Any, TypeVar
@@ -22,14 +21,12 @@ log = logging.getLogger("mlx_bulk")
 
 GRACE_SECONDS = 3.0  # for the step to end and the run to save by itself
 SAVE_SECONDS = 1.2  # for the watcher to save finished rows while the step goes on
+ECHO_SECONDS = 1.0  # in which a second SIGTERM is the first one's: GNU timeout sends it to its child, and then to the whole group
 WORD_SECONDS = 0.2  # for a message: a terminal may be stopped, a pipe full
 
 _T = TypeVar("_T")
 
-# Those that end a run, and the seconds in which a second one is the first one's echo: GNU timeout signals its child, and then the whole
-# group; the system sends two SIGHUP where a terminal closes. No one presses Ctrl-C twice as fast.
-ECHO_SECONDS = {signal.SIGINT: 0.1, signal.SIGTERM: 1.0, signal.SIGHUP: inf}
-SIGNALS = tuple(ECHO_SECONDS)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _entered: "list[Stop]" = []  # those whose blocks this process is in
 
@@ -139,7 +136,7 @@ class Stop:
         first = self._next_signal(None)
         if first is None:
             return
-        self._echoes_end = monotonic() + ECHO_SECONDS[signal.Signals(first)]
+        self._echoes_end = monotonic() + ECHO_SECONDS
         deadline = monotonic() + GRACE_SECONDS
         _within(WORD_SECONDS, lambda: self._on_signal(first))
         self._handled.wait(WORD_SECONDS)
@@ -156,16 +153,20 @@ class Stop:
     def _next_signal(self, deadline: float | None, first: int | None = None) -> int | None:
         """Waits for the next of SIGNALS; returns None when the block has ended, or at ``deadline``.
 
-        After a ``first`` none of its kind counts for ECHO_SECONDS.
+        After a ``first`` SIGHUP no other one counts: the system sends two where a terminal closes. After a ``first`` SIGTERM none counts
+        for ECHO_SECONDS.
         """
         reading, _ = self._ends
         while not self._ended.is_set():
             if deadline is not None and not _readable(reading, deadline - monotonic()):
                 return None
             for number in os.read(reading, 1):
-                if number in SIGNALS and not (number == first and monotonic() < self._echoes_end):
+                if number in SIGNALS and not (number == first and self._is_echo(number)):
                     return number
         return None
+
+    def _is_echo(self, number: int) -> bool:
+        return number == signal.SIGHUP or (number == signal.SIGTERM and monotonic() < self._echoes_end)
 
     def _end(self, number: int) -> None:
         """Saves finished rows, as far as time allows, and ends the process, unless it ends by itself meanwhile."""

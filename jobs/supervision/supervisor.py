@@ -22,7 +22,7 @@ from typing import Any
 from ...runner.core.errors import ModelError
 from .crash_suspects import Suspects
 from .process_reports import Reports
-from .signals import ECHO_SECONDS, heeded
+from .signals import heeded
 from .supervisor_link import VARIABLE
 
 log = logging.getLogger("mlx_bulk")
@@ -111,7 +111,6 @@ class _Child:
             self._connection.sendall(json.dumps(suspects.orders).encode() + b"\n")
         self._reports = Reports(self._connection, self._process.pid)
         self._pending: deque[tuple[float, int]] = deque()  # signals that came here: when, and which
-        self._echoes_end = dict[int, float]()  # by signal
         self._end_at: float | None = None
 
     def wait(self, signals: _Signals) -> int:
@@ -122,21 +121,14 @@ class _Child:
             while self._process.poll() is None:
                 ready = [key.fileobj for key, _ in selector.select(self._due())]
                 for number in signals.read():
-                    self._note(number)
+                    self._pending.append((monotonic(), number))
+                    self._end_at = self._end_at or monotonic() + END_SECONDS
                 if self._connection in ready and not self._receive():
                     selector.unregister(self._connection)
                 self._forward()
         self._receive()
         self._connection.close()
         return self._process.returncode
-
-    def _note(self, number: int) -> None:
-        """Notes a signal that came here. What comes as its echo is not passed on."""
-        now = monotonic()
-        if now >= self._echoes_end.get(number, 0.0):
-            self._echoes_end[number] = now + ECHO_SECONDS[signal.Signals(number)]
-            self._pending.append((now, number))
-            self._end_at = self._end_at or now + END_SECONDS
 
     def _due(self) -> float | None:
         """Returns the seconds until the next forward or kill is due, None if none is."""
