@@ -48,9 +48,10 @@ struct Stack {
   // many, unless the weights lie in a cache.
   bool serves_rows_apart() const {
     constexpr long FEWEST = 8, CACHED = 8 << 20;  // rows; weights
-    long threads = pool::threads(), weights = 0;
+    long threads = pool::threads(), fewest = FEWEST * threads * threads, weights = 0;
     for (const Block* each = first; each < end; each++) weights += each->weights();
-    if (first->b < (W == 16 && weights > CACHED ? 2 : 1) * FEWEST * threads * threads) return false;
+    if (W == 16 && weights > CACHED) fewest *= 2;
+    if (first->b < fewest) return false;
     return std::all_of(first, end, [&](const Block& each) { return each.serves_alone() && same_angles(each); });
   }
 

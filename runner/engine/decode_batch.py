@@ -169,7 +169,7 @@ class DecodeBatch:
         tokens = np.array(self._tokens)[:, None] if read else self._tokens[:, None]
         logits, passed = setup.network(tokens, self._caches), None
         self._ends_in_picture = False
-        if setup.ahead and setup.limits.kv((load := self.load).rows, load.longest) > COPIED_BYTES:
+        if setup.ahead and self._cached_bytes(setup) > COPIED_BYTES:
             passed = logits[0, -1, 0] + 0  # not a view: that would hold all logits
             if before is not None and before.passed is not None:
                 mx.eval(before.passed)
@@ -197,6 +197,11 @@ class DecodeBatch:
             limit_spare_memory()
         return before
 
+    def _cached_bytes(self, setup: Setup) -> float:
+        """Counts the bytes that the rows' caches take, or will."""
+        load = self.load
+        return setup.limits.kv(load.rows, load.longest)
+
     def _send_half(self) -> bool:
         """Sends a forward pass as far as a layer in the middle. Returns False where no cache tells where that is."""
         midway = midway_array(self._caches[: len(self._caches) // 2])
@@ -219,9 +224,8 @@ class DecodeBatch:
                     guide.push(int(drawn.ids[at]))
             self._progress.generated += len(order)
             bad = np.isnan(scores.logprobs) | np.isnan(drawn.sampled)
-            may_end = (
-                bad | (drawn.ids[:, None] == self._eos).any(axis=1) | (slots.count[order] >= slots.limit[order]) | slots.special[order]
-            )
+            ends = (drawn.ids[:, None] == self._eos).any(axis=1)
+            may_end = bad | ends | (slots.count[order] >= slots.limit[order]) | slots.special[order]
             for at in np.flatnonzero(may_end).tolist():
                 outcome = self._ended(int(order[at]), int(drawn.ids[at]), bool(bad[at]))
                 if outcome is not None:

@@ -59,7 +59,7 @@ class Network:
     ) -> mx.array | None:
         """Runs ``tokens`` [B, T] on top of what ``caches`` hold, which take them in; None: on top of nothing.
 
-        In an array of NumPy's ids of pictures are looked up; one of mlx's, a decode step's, holds none.
+        In an array of NumPy's ids of pictures are looked up; one of mlx's, of a step that is sent ahead, holds none.
 
         ``lengths`` [B]: how many of the columns from here on are tokens of each row; pads follow. It may be more than T, or
         less than none, where a row's tokens come in several calls. None: all columns are tokens.

@@ -129,7 +129,13 @@ def test_a_blas_of_another_core_type_is_another_build(tmp_path: Path, blas: str)
 
 
 @linux_cpu
-@pytest.mark.parametrize(("hidden", "named"), [("wheel_library", "as NumPy's wheel is not here"), ("g++", "as g++ is not here")])
+@pytest.mark.parametrize(
+    ("hidden", "named"),
+    [
+        ("wheel_library", "as NumPy's wheel is not here, for the few products that our kernels do not compute"),
+        ("g++", "as g++ is not here, for the few products that NumPy does not compute"),
+    ],
+)
 def test_with_a_part_of_the_blas_missing_the_slow_one_is_used_with_a_line(tmp_path: Path, hidden: str, named: str):
     hide = "from mlx_bulk.kernels.cpu import numpy_blas; numpy_blas.wheel_library = lambda: None\n" if hidden == "wheel_library" else ""
     start = "import os; os.environ['MLX_BULK_BLAS'] = 'off'; import mlx_bulk.kernels; del os.environ['MLX_BULK_BLAS']\n"
