@@ -109,6 +109,8 @@ def library() -> Any:
     found.start.argtypes = [_INT]
     found.packed_size.argtypes, found.packed_size.restype = [ctypes.c_int64, ctypes.c_int64], ctypes.c_int64
     found.lie.argtypes = [_MAYBE, _MAYBE, _INT]
+    found.hold_same.argtypes = [_MAYBE, _MAYBE, _MAYBE, _INT, _ARRAY]
+    found.are_of.argtypes = [_MAYBE, _MAYBE, _INT]
     found.start(max(1, backend.threads()))
     if (said := lacking()) is not None:
         log.warning("%s", said)
@@ -208,7 +210,7 @@ class Places:
         """Notes the places. Raises Traced."""
         evaluate_arrays(*arrays)
         self._of, self._kept = list(arrays), [copy.copy(array) for array in arrays]  # kept, so that no other array can take the place
-        self._objects = (ctypes.py_object * len(arrays))(*arrays)
+        self._objects = _pointers(arrays)
         self._at = (ctypes.c_void_p * len(arrays))(*(view(array).ctypes.data for array in arrays))
 
     def hold(self, arrays: Sequence[mx.array]) -> bool:
@@ -219,6 +221,28 @@ class Places:
     def stand(self) -> bool:
         """Returns True when no array has moved."""
         return bool(library().lie(self._objects, self._at, len(self._of)))
+
+
+class Entries:
+    """What some dicts hold under some keys, and the classes of some objects. The library compares: a network has hundreds of each."""
+
+    def __init__(self, dicts: Sequence[dict[str, Any]], keys: Sequence[str], objects: Sequence[object]):
+        """Notes what is there now: ``keys``, one for each dict, may be missing. ``objects``: those whose classes count."""
+        self._count, self._of = len(dicts), len(objects)
+        held = [dict.get(each, key) for each, key in zip(dicts, keys, strict=True)]
+        self._dicts, self._keys, self._held = _pointers(dicts), _pointers(keys), _pointers(held)
+        self._objects, self._classes = _pointers(objects), _pointers([type(each) for each in objects])
+
+    def stand(self) -> bool:
+        """Returns True when each dict holds the same object, or none, and each object is of its class."""
+        at = library()
+        same = at.hold_same(self._dicts, self._keys, self._held, self._count, None)
+        return bool(same and at.are_of(self._objects, self._classes, self._of))
+
+
+def _pointers(objects: Sequence[object]) -> Any:
+    """Returns an array for the library, which keeps the objects."""
+    return (ctypes.py_object * len(objects))(*objects)
 
 
 def empty(shape: Sequence[int]) -> mx.array:

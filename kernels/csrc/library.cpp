@@ -74,6 +74,26 @@ int lie(PyObject** arrays, void** places, int count) {
   return 1;
 }
 
+// Returns 1 when each of `count` dicts holds the same object as ever under its key. `none` stands for a key that is not there.
+int hold_same(PyObject** dicts, PyObject** keys, PyObject** objects, int count, PyObject* none) {
+  for (int i = 0; i < count; i++) {
+    PyObject* found = PyDict_GetItemWithError(dicts[i], keys[i]);
+    if (!found) PyErr_Clear();
+    if ((found ? found : none) != objects[i]) return 0;
+  }
+  return 1;
+}
+
+// Returns 1 when each of `count` objects is of its class.
+int are_of(PyObject** objects, PyObject** classes, int count) {
+  for (int i = 0; i < count; i++) {
+    PyObject* found = PyObject_Type(objects[i]);
+    Py_DecRef(found);
+    if (found != classes[i]) return 0;
+  }
+  return 1;
+}
+
 // x [..., K], weight [N, K], bias [N] or null -> out [..., N]; packed: see Target
 int linear(PyObject* x, PyObject* weight, PyObject* bias, PyObject* out, const float* packed) try {
   Arrays arrays({x, weight, out, bias});

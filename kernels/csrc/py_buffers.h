@@ -21,6 +21,9 @@ struct Py_buffer {
 int PyObject_GetBuffer(PyObject*, Py_buffer*, int);
 void PyBuffer_Release(Py_buffer*);
 void PyErr_Clear();
+PyObject* PyDict_GetItemWithError(PyObject*, PyObject*);
+PyObject* PyObject_Type(PyObject*);
+void Py_DecRef(PyObject*);
 void* PyEval_SaveThread();
 void PyEval_RestoreThread(void*);
 }

@@ -74,11 +74,11 @@ def launch(
     scored = scored or bool(top or stats or tempered)
     if parameters.allowed is not None:
         parameters.allowed.check(logits.shape[0], logits.shape[-1])
-    own = (parameters.temperature == 0) | (parameters.temperature == 1)
     launch_now = _launch_on_cpu if on_cpu_path() else _launch_on_device
-    launched = launch_now(logits, parameters, top, stats, tempered and not own.all(), kept, scored)
     if not tempered:
-        return launched
+        return launch_now(logits, parameters, top, stats, False, kept, scored)
+    own = (parameters.temperature == 0) | (parameters.temperature == 1)
+    launched = launch_now(logits, parameters, top, stats, not own.all(), kept, scored)
 
     def read() -> tuple[Drawn, Scores]:
         drawn, scores = launched.read()
@@ -184,10 +184,12 @@ def on_cpu(given: Floats, p: Parameters, tempered: bool = False, kept: bool = Fa
     if left is not None:
         rows = np.flatnonzero(p.greedy & ~np.isnan(under))
         left[rows, ids[rows]] = True
-    found = under.copy() if tempered else None  # right already where nothing but the temperature changes a row
-    rows = np.flatnonzero(p.greedy | p.filtered | p.masked | (p.edits is not None))
-    if found is not None and len(rows):
-        found[rows] = _tempered.on_cpu(given[rows], ids[rows], p.temperature[rows])
+    found = None
+    if tempered:
+        found = under.copy()  # right already where nothing but the temperature changes a row
+        rows = np.flatnonzero(p.greedy | p.filtered | p.masked | (p.edits is not None))
+        if len(rows):
+            found[rows] = _tempered.on_cpu(given[rows], ids[rows], p.temperature[rows])
     return Drawn(ids, under, found, None if left is None else _ids_of(left, p))
 
 

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from ...kernels.blocks.decoder_block import Fronts, Rooms
 
 STEP = 64  # tokens: a row's room grows in such steps
+SOON = STEP // 2  # a row with less room than this grows when another one has to: rows of unlike lengths would grow one by one
 
 
 @dataclass(slots=True)
@@ -79,9 +80,11 @@ class RaggedKVCache:
             self._rooms = None  # memory may run out between two rows
             ahead = np.array([0 if front is None else front.length for front in self.fronts], np.int64)
             own = self.lengths - ahead
-            for row, (slab, length) in enumerate(zip(self.slabs, own.tolist(), strict=True)):
-                if slab is None or slab.shared or length + t > slab.room:
-                    self.slabs[row] = _larger(slab, length, t, heads, width)
+            rows = list(enumerate(zip(self.slabs, own.tolist(), strict=True)))
+            more = t + SOON if any(slab is not None and length + t > slab.room for _, (slab, length) in rows) else t
+            for row, (slab, length) in rows:
+                if slab is None or slab.shared or length + more > slab.room:
+                    self.slabs[row] = _larger(slab, length, more, heads, width)
             keys, values, sizes = _places(self.slabs)
             fronts = Fronts(*_places([None if front is None else front.slab for front in self.fronts]), ahead) if ahead.any() else None
             self._rooms = Rooms(keys, values, sizes, own, fronts)

@@ -5,7 +5,7 @@ models, caches, text or grammars: a row with stop strings brings its own stopper
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -78,6 +78,7 @@ class Slots:
         self._top_k = np.zeros(rows, np.int32)
         self._uniforms, self._coins = (np.zeros((rows, DRAWS), np.float32) for _ in range(2))
         self._tokens: dict[str, NDArray[np.generic]] = {}
+        self._constant: tuple[Index, Parameters] | None = None  # of the order that was asked for last: what no step changes
         self._widen(64)
 
     @property
@@ -99,7 +100,7 @@ class Slots:
     def enter(self, slot: int, row: Active) -> None:
         """Gives a free slot to a row that has generated nothing yet."""
         s = row.sampling
-        self.active[slot] = row
+        self.active[slot], self._constant = row, None
         self.sent[slot], self.count[slot], self.limit[slot], self.done[slot] = 0, 0, s.max_tokens, False
         self.prompt[slot], self.reach[slot] = len(row.request.prompt.ids), row.request.reach
         self.sampled[slot], self._edited[slot] = s.temperature > 0, s.edits
@@ -133,13 +134,29 @@ class Slots:
 
     def parameters(self, order: Index, eos: NDArray[np.int32], allowed: Allowed | None = None) -> Parameters:
         """Returns the next step's parameters of the rows in ``order`` [B]. ``allowed``: the masks of those under a grammar."""
+        if self._constant is None or self._constant[0] is not order:
+            self._constant = order, self._constant_parameters(order)
+        constant = self._constant[1]
+        if constant.greedy.all():
+            return replace(constant, edits=self._edits(order, eos, allowed), allowed=allowed)
         column = self.sent[order] % DRAWS
         for slot in order[self.sampled[order] & (column == 0)]:
             raw = self.row(slot).stream.random_raw(DRAWS)
             self._uniforms[slot] = (raw >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
             if self._xtc_probability[slot] > 0:  # the lower bits of the same numbers, so that XTC takes none from the draws
                 self._coins[slot] = (raw & np.uint64(2**24 - 1)).astype(np.float32) * np.float32(2.0**-24)
-        typical_p, xtc = self._typical_p[order], self._xtc_probability[order]
+        xtc = self._xtc_probability[order]
+        return replace(
+            constant,
+            uniforms=self._uniforms[order, column],
+            top_choices=TopChoices(xtc, self._xtc_threshold[order], self._coins[order, column]) if xtc.any() else None,
+            edits=self._edits(order, eos, allowed),
+            allowed=allowed,
+        )
+
+    def _constant_parameters(self, order: Index) -> Parameters:
+        """Returns the parameters of the rows in ``order`` [B] without what each step has anew."""
+        typical_p = self._typical_p[order]
         return Parameters(
             temperature=self._temperature[order],
             top_k=self._top_k[order],
@@ -148,11 +165,8 @@ class Slots:
             repetition=self._repetition[order],
             presence=self._presence[order],
             frequency=self._frequency[order],
-            uniforms=self._uniforms[order, column],
+            uniforms=np.zeros(len(order), np.float32),
             typical_p=typical_p if (typical_p < 1).any() else None,
-            top_choices=TopChoices(xtc, self._xtc_threshold[order], self._coins[order, column]) if xtc.any() else None,
-            edits=self._edits(order, eos, allowed),
-            allowed=allowed,
         )
 
     def _edits(self, order: Index, eos: NDArray[np.int32], allowed: Allowed | None) -> Edits | None:
@@ -197,7 +211,8 @@ class Slots:
         for slot, kept in zip(order.tolist(), drawn.kept or (), strict=False):
             if kept is not None:
                 self.row(slot).kept.append(kept)
-        for slot, token in zip(order.tolist(), drawn.ids.tolist(), strict=True):
+        following = np.flatnonzero(self.follows[order])
+        for slot, token in zip(order[following].tolist(), drawn.ids[following].tolist(), strict=True):
             if (repetition := self.row(slot).repetition) is not None:
                 repetition.push(token)
         self.count[order] += 1

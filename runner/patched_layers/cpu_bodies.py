@@ -64,7 +64,8 @@ class _Watched:
     def __init__(self, layers: Sequence[Any]):
         """Raises Traced."""
         self._layers = list(layers)
-        self._holders, self._names, self._held = list[Any](), list[str](), list[Any]()
+        self._holders, self._names = list[Any](), list[str]()
+        modules, arrays = list[Any](), list[mx.array]()
         for layer in layers:
             layout = layout_of(layer)
             places = [*layout.projections.values(), *HEAD_NORMS.values()]
@@ -72,25 +73,20 @@ class _Watched:
             parts = [self._note(layer, name) for name in layout.norms.values()] + [
                 self._note(above[parent], name) for parent, name in places
             ]
-            for part in parts:
-                if part is not None:
-                    for name in ARRAYS:
-                        self._note(part, name)
-        self._modules = [*layers, *(each for each in self._held if each is not None and not isinstance(each, mx.array))]
-        self._classes = [type(module) for module in self._modules]
-        self._places = native.Places([each for each in self._held if isinstance(each, mx.array)])
+            modules += [each for each in (*above.values(), *parts) if each is not None]
+            arrays += [found for part in parts if part is not None for name in ARRAYS if (found := self._note(part, name)) is not None]
+        self._entries = native.Entries(self._holders, self._names, [*layers, *modules])
+        self._places = native.Places(arrays)
 
     def _note(self, module: Any, name: str) -> Any:
         self._holders.append(module)
         self._names.append(name)
-        self._held.append(dict.get(module, name))
-        return self._held[-1]
+        return dict.get(module, name)
 
     def stand(self, layers: Sequence[Any]) -> bool:
         """Returns True when these are the layers, and all in them is as it was. Modules are dicts."""
         same = len(layers) == len(self._layers) and all(map(is_, layers, self._layers))
-        same = same and all(map(is_, map(dict.get, self._holders, self._names), self._held))
-        return same and all(map(is_, map(type, self._modules), self._classes)) and self._places.stand()
+        return same and self._entries.stand() and self._places.stand()
 
 
 @dataclass(slots=True)

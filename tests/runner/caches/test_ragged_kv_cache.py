@@ -197,6 +197,18 @@ def test_an_adapted_layer_keeps_mlx_lm_s_batches(monkeypatch: pytest.MonkeyPatch
         assert type(make_caches(network, 1, padded=True)[0]) is not RaggedKVCache
 
 
+def test_rows_of_unlike_lengths_grow_together():
+    cache = RaggedKVCache.of([(np.zeros((1, n, 4), np.float32), np.zeros((1, n, 4), np.float32)) for n in range(1, 33)])
+    found = [cache.rooms(1, 1, 4)]
+    for _ in range(STEP):
+        cache.advance(1)
+        rooms = cache.rooms(1, 1, 4)
+        if rooms is not found[-1]:
+            found.append(rooms)
+    assert len(found) == 2
+    assert (found[-1].sizes == 2 * STEP).all()
+
+
 def test_rows_are_looked_up_anew_where_memory_ran_out_between_two(monkeypatch: pytest.MonkeyPatch):
     caches = prefilled(kernel_models.put("llama"), [tokens(n, seed=n) for n in (30, 5)])
     cache: Any = caches[0]
