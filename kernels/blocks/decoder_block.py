@@ -263,6 +263,11 @@ class Stack:
         lead.count, lead.longest = lead.b, int(self._lengths[0].max()) + lead.t
         return None if native.library().blocks(self._calls, len(self._calls)) else out
 
+    @property
+    def rows_apart(self) -> bool:
+        """True when each thread takes rows of its own through all blocks, in a call like the last one."""
+        return bool(native.library().rows_apart(self._calls, len(self._calls)))
+
 
 def _place(call: "_Call", rooms: Rooms) -> None:
     """Notes where the caches of a call lie."""

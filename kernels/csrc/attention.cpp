@@ -82,4 +82,7 @@ int blocks(Block* all, int64_t count) try {
 } catch (...) {
   return -2;
 }
+
+// Returns 1 when each thread takes rows of its own through all blocks, in a call like the last one of `blocks`.
+int rows_apart(Block* all, int64_t count) { return Stack{all, all + count}.serves_rows_apart(); }
 }

@@ -87,7 +87,7 @@ struct Block {
 #if TILES
     if (tiles_allowed()) return false;
 #endif
-    bool fits = b <= pool::threads() * chunk();  // else a thread would read the weights more than once
+    bool fits = b <= pool::threads() * chunk();  // by the mean: else what a thread holds of its rows leaves its second cache
     return t == 1 && !real && !cosines && all_packed() && !few() && fits && (!fronts || heads / kv <= Attention::FEW);
   }
 

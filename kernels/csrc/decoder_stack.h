@@ -42,7 +42,6 @@ struct Stack {
     return true;
   }
 
- private:
   // Whether each thread takes rows of a decode step through all blocks: no thread then waits for another one. Each reads all weights, so
   // memory has to give as many times more of them as there are threads, and a thread needs the more rows: with vectors of 512 bits twice as
   // many, unless the weights lie in a cache.
@@ -55,6 +54,7 @@ struct Stack {
     return std::all_of(first, end, [&](const Block& each) { return each.serves_alone() && same_angles(each); });
   }
 
+ private:
   bool same_angles(const Block& other) const {
     return other.half == first->half && other.position_scale == first->position_scale && other.magnitude == first->magnitude &&
            std::equal(other.frequencies, other.frequencies + other.half, first->frequencies) &&

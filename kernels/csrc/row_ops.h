@@ -95,7 +95,7 @@ inline void add_row(const float* x, const float* y, float by, long n, float* to)
   each_of(x, y, n, to, [=](V a, V b) { return a + by * b; });
 }
 
-inline V swiglu_of(V gate, V x) { return over_one_and_exp(gate * x, gate); }
+inline V swiglu_of(V gate, V x) { return over_one_and_exp(gate, gate) * x; }  // gate * x may overflow where the result does not
 
 // min(gate, limit) sigmoid(slope min(gate, limit)) (clip(x, -limit, limit) + 1); NaN stays
 inline V clamped_swiglu_of(V gate, V x, float slope, float limit) {

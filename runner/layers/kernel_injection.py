@@ -161,11 +161,14 @@ def packing_bytes(network: Any, memory: int, vocabulary: int) -> int:
     return need if need + sum(array.nbytes for _, array in arrays) <= SHARE * memory else 0
 
 
-def restore(network: Any) -> None:
-    """Puts the originals back in the network's layers and in the model files that define them."""
+def restore(network: Any, frees: bool = True) -> None:
+    """Puts the originals back in the network's layers and in the model files that define them.
+
+    frees: lets go of what the kernels hold of the weights, as packed copies.
+    """
     _swap(_files(network), [*_OURS, attend_on_cuda], [*_ORIGINALS, base.scaled_dot_product_attention])
     separate_projections(network)
-    unpatch_layers(network)
+    unpatch_layers(network, frees)
 
 
 def _put_back_but_quantized(network: Any, vocabulary: int) -> None:
@@ -186,19 +189,19 @@ def _put(network: Any, vocabulary: int, packs: bool = False) -> None:
 def only_inside(networks: Iterable[Any]) -> Callable[[], AbstractContextManager[None]]:
     """Takes the substitutes out of ``networks``. Returns a context manager that puts them back in for the length of a block.
 
-    For a process that trains in between: its own network of the same model files needs gradients. Projections that were joined stay apart
-    from then on: weights come and go.
+    For a process that trains in between: its own network of the same model files needs gradients. Weights that are packed stay so between
+    two blocks, while they are the same arrays. Projections that were joined stay apart from then on: weights come and go.
     """
-    widths = [(network, context_of(network).vocabulary) for network in networks]
+    known = [(network, (context := context_of(network)).vocabulary, context.packs) for network in networks]
 
     def take_out() -> None:
-        for network, _ in widths:
-            restore(network)
+        for network, _, packs in known:
+            restore(network, frees=not packs)
 
     @contextmanager
     def inside() -> Generator[None]:
-        for network, vocabulary in widths:
-            _put(network, vocabulary)
+        for network, vocabulary, packs in known:
+            _put(network, vocabulary, packs)
         try:
             yield
         finally:

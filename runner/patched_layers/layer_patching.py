@@ -107,10 +107,10 @@ def _patch(network: nn.Module, classes: dict[type, type], vocabulary: int) -> No
     note_products(network)
 
 
-def unpatch_layers(network: nn.Module) -> None:
-    """Gives the layers their own classes again, and frees what the kernels hold of their weights."""
+def unpatch_layers(network: nn.Module, frees: bool = True) -> None:
+    """Gives the layers their own classes again. frees: lets go of what the kernels hold of their weights."""
     changed = _change(network, {ours: original for original, ours in CLASSES.items()})
-    for layer in changed:
+    for layer in changed if frees else ():
         for held in (BUILT, TURNING):
             layer.__dict__.pop(held, None)
     drop_context(network, [layer for layer in changed if type(layer) not in WITH_CONTEXT])

@@ -255,18 +255,6 @@ def test_layers_are_put_back():
     assert [type(layer) for _, layer in network.named_modules()] == classes
 
 
-def test_only_inside_a_block():
-    network = put("llama")
-    inside = kernel_injection.only_inside([network])
-    layer = network.model.layers[0].mlp.up_proj
-    assert type(layer) is nn.Linear
-    with inside():
-        assert type(layer) is cpu_layers.FastLinear
-        assert llama.swiglu is not activations.swiglu
-    assert type(layer) is nn.Linear
-    assert llama.swiglu is activations.swiglu
-
-
 REFUSED: list[tuple[str, Any]] = [
     ("values of another length", {"values": mx.zeros((1, 2, 2, 16))}),
     ("values of other heads", {"values": mx.zeros((1, 1, 3, 16))}),
