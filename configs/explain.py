@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from .fields import Expected, Section, nearest
+from .fields import LIMIT, Expected, Section, nearest
 from .jobs import JOBS
 
 _SHOWN = 80
@@ -208,4 +208,9 @@ def _fix(field: FieldInfo | None, value: object) -> str:
         return f"; remove the key for its default, {shown(field.default)}"
     if isinstance(value, str) and (near := nearest(value, _choices(field))):
         return f"; did you mean {near}?"
-    return ""
+    return too_large(value)
+
+
+def too_large(value: object) -> str:
+    """Returns the bound that a number of a wrong setting passes, to follow what is expected; "" where it passes none."""
+    return f" and below {LIMIT}" if type(value) in (int, float) and value >= LIMIT else ""  # pyright: ignore[reportOperatorIssue]

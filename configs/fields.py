@@ -101,16 +101,18 @@ def json_values(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
     return value
 
 
-_TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+LIMIT = 2**31  # of whole numbers that may become int32
+
+_TokenId = Annotated[int, Field(ge=0, lt=LIMIT)]
 _Name = Annotated[str, Field(min_length=1), AfterValidator(_named)]
 _Names = Annotated[list[_Name], AfterValidator(_distinct)]
 
 Flag = Annotated[bool, Expected("true or false")]
-Count = Annotated[int, Field(ge=1, lt=2**31), Expected("a whole number of at least 1")]
+Count = Annotated[int, Field(ge=1, lt=LIMIT), Expected("a whole number of at least 1")]
 CountOrNull = Annotated[Annotated[int, Field(ge=1)] | None, Expected("a whole number of at least 1, or null")]
-CountOrZero = Annotated[int, Field(ge=0, lt=2**31), Expected("a whole number of at least 0")]
+CountOrZero = Annotated[int, Field(ge=0, lt=LIMIT), Expected("a whole number of at least 0")]
 BitsOrNull = Annotated[Literal[4, 8] | None, Expected("4, 8 or null")]
-CountOrAuto = Annotated[Literal["auto"] | Annotated[int, Field(ge=1, lt=2**31)], Expected("auto, or a whole number of at least 1")]
+CountOrAuto = Annotated[Literal["auto"] | Annotated[int, Field(ge=1, lt=LIMIT)], Expected("auto, or a whole number of at least 1")]
 
 Name = Annotated[_Name, Expected("a string that is not empty")]
 NameOrNull = Annotated[_Name | None, Expected("a string that is not empty, or null")]

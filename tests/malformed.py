@@ -77,6 +77,7 @@ UNREADABLE: dict[str, Kind] = {
     "UTF-16": lambda random: line_of(good(random)).decode().encode("utf-16-le").replace(b"\n", b""),
     "latin-1": lambda random: '{"q": "Müller"}'.encode("latin-1"),
     "half a surrogate pair": _with_value(r'"\ud800"', r'"a\uDFFFb"', r'"\udc00\ud800"'),
+    "infinite": _with_value("1e999", "-2.5E+400", "9" * 400 + ".0"),
     "nested": _nested,
     "endless number": _digits,
     "no JSON number": _with_value("NaN", "Infinity", "-Infinity", "nan", "0x10", "01", "1.", ".5", "+1"),

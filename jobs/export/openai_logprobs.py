@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
-from ...runner.text.tokenizer import token_text
+from ...runner.text.token_offsets import token_text
 
 Json = dict[str, Any]
 Spelled = Callable[[int], tuple[str, list[int]]]

@@ -119,13 +119,13 @@ def work_cards(now: Status) -> Iterator[Card]:
     tokens = {name: count for name, count in now.history.tokens.items() if count}
     if "scored_tokens" in tokens:  # the others are the same ones, as they were fed
         tokens = {"scored_tokens": tokens["scored_tokens"]}
+    starts = len(now.history.sessions)
     if tokens:
-        note = " + ".join(token_counts(tokens, now.config))
+        note = " + ".join(token_counts(tokens, now.config)) + (", in all starts" if starts > 1 else "")
         yield Card("Tokens", short_count(sum(tokens.values())), note)
     if now.history.tokens_per_second:
         yield Card("Speed", f"{now.history.tokens_per_second:,.0f} tok/s", "mean while it worked")
     if now.history.seconds:
-        starts = len(now.history.sessions)
         yield Card("Time", duration(now.history.seconds), f"{starts:,} starts" if starts > 1 else "of work, model loaded")
     if now.workers:
         rows = [f"{part.worker}: {count_text(part.rows, 'row')}" for part in now.workers[:_WORKERS]]

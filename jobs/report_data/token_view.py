@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...runner.core.arrays import Ids
-from ...runner.text.tokenizer import token_text
+from ...runner.text.token_offsets import token_text
 
 Spell = Callable[[int], str]
 Token = list[Any]  # [text, logprob, rank, entropy, [[text, logprob], …]], without nulls at its end

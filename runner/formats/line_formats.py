@@ -5,6 +5,7 @@ keys or column types.
 """
 
 import json
+import math
 import re
 import sys
 from collections import Counter
@@ -98,7 +99,7 @@ def parse_object(raw: bytes) -> dict[str, Any]:
     """Returns the JSON object in ``raw``. Raises UnreadableError for anything else."""
     text = _decode(raw)
     try:
-        value: object = _JSON.decode(text)
+        value: object = (_JSON_OF_HUGE if _HUGE.search(raw) else _JSON).decode(text)
         if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
             raise RecursionError
         if _SURROGATE.search(raw):
@@ -137,7 +138,16 @@ def _refuse_constant(name: str) -> None:
     raise _NoJsonError(f"{name} is Python's; JSON has no such number, write null")
 
 
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise _NoJsonError(f"{digits if len(digits) < 20 else digits[:19] + '…'} is more than a float64 holds")
+    return value
+
+
 _JSON = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant)
+_HUGE = re.compile(rb"\d[eE]\+?\d{3}|\d{309}")  # what a number needs to become infinite; Python takes long for a look at each number
+_JSON_OF_HUGE = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite)
 _SURROGATE = re.compile(rb"\\u[dD]")
 _KINDS: dict[type, str] = {list: "an array", str: "a string", int: "a number", float: "a number", bool: "a boolean", type(None): "null"}
 

@@ -1,4 +1,4 @@
-"""Recognizes files that hold no text, whatever their names say, by the bytes that they begin with."""
+"""Recognizes files that hold no text in UTF-8, whatever their names say, by the bytes that they begin with."""
 
 import re
 
@@ -17,6 +17,7 @@ _KINDS = {  # patterns of first bytes
     b"PAR1[\x00-\x08\x0e-\x1f]": ("parquet", _FORMAT, ""),
     b"ARROW1\0\0|\xff\xff\xff\xff": ("arrow", _FORMAT, ""),  # a file, a stream
     b"PK\x03\x04": ("ZIP", "is a {kind} archive. Unpack it", ""),
+    b"\xff\xfe|\xfe\xff": ("UTF-16", "is text in {kind}. Save it as UTF-8", ""),
     b"\xfd7zXZ\0": ("xz", "is compressed by {kind}, which is not read here. Decompress it", ""),
 }
 

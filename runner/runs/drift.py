@@ -35,15 +35,20 @@ _FIXED = {
     "data.limit": "a run that covers more rows cannot be made shorter; go back to what the run has",
     "rounds": "the rounds that are begun lie where the run's rows and rounds put them; go back to what the run has",
 }
+_SAMPLES = "sampling.n"
 _FIXED_COLUMN = "the parts that are there have the columns they have; go back to the settings or the input that gave them"
 
 
 @dataclass(slots=True, frozen=True)
 class KeyDrift:
-    """One key in which a run has changed, with both values in words."""
+    """One key in which a run has changed, with both values in words.
+
+    why_fixed: why nobody can adopt this change, where others of the key can be adopted.
+    """
 
     key: str
     text: str
+    why_fixed: str | None = None
 
     def __str__(self) -> str:
         return visible(f"{self.key}: {self.text}")  # names of columns and files may hold anything
@@ -73,7 +78,15 @@ def _difference(stored: dict[str, Any], now: dict[str, Any], key: str) -> KeyDri
     elif _DIGEST.fullmatch(str(stored.get(key))) or _DIGEST.fullmatch(str(now.get(key))):
         source = "now it is"
     chosen = f" by {variable}={os.environ[variable]}" if (variable := _VARIABLES.get(key, "")) in os.environ else ""
-    return KeyDrift(key, f"the run has {_shown(stored, key)}, {source} {_shown(now, key)}{chosen}")
+    return KeyDrift(key, f"the run has {_shown(stored, key)}, {source} {_shown(now, key)}{chosen}", _too_few(key, stored, now))
+
+
+def _too_few(key: str, stored: dict[str, Any], now: dict[str, Any]) -> str | None:
+    """Says why a run cannot have more samples of each row than it began with."""
+    had, wanted = stored.get(key), now.get(key)
+    if key != _SAMPLES or not isinstance(had, int) or not isinstance(wanted, int) or wanted <= had:
+        return None
+    return f"rows that are finished would keep their {had} of {wanted} samples; choose another --output, or --overwrite"
 
 
 def _shown(values: dict[str, Any], key: str) -> str:
@@ -116,7 +129,7 @@ def refusal(drift: Sequence[KeyDrift], adopted: Collection[str]) -> str:
     elif not causes:
         lines.append(f"(columns cannot be adopted: {_FIXED_COLUMN})")
     ways = "Go back to what the run has, choose another --output, or start over with --overwrite (this removes the run's results)"
-    if all(_why_fixed(difference.key) is None for difference in left):
+    if all(difference.why_fixed is None and _why_fixed(difference.key) is None for difference in left):
         keys = " ".join(f"--adopt {key}" for key in dict.fromkeys(difference.key for difference in causes))
         ways += f"; where you vouch that the finished rows hold all the same, {keys} goes on"
     return "this run was started with something else:\n" + "".join(f"  {line}\n" for line in lines) + ways + "."
@@ -132,6 +145,15 @@ def require_adoptable(keys: Collection[str], identity_keys: Collection[str]) -> 
             near = get_close_matches(key, valid, n=3)
             fix = f"did you mean {' or '.join(near)}?" if near else f"expected one of {', '.join(valid)}"
             raise ConfigError(f"--adopt {key}: is no key of this run's identity; {fix}")
+
+
+def differences(stored: dict[str, Any], run: dict[str, Any], adopted: Collection[str]) -> list[KeyDrift]:
+    """Returns all differences between two descriptions of a run. Raises ConfigError where a change of an ``adopted`` key is fixed."""
+    found = identity_drift(stored["identity"], run["identity"]) + inputs_drift(stored["inputs"], run["inputs"])
+    for difference in found:
+        if difference.key in adopted and difference.why_fixed is not None:
+            raise ConfigError(f"--adopt {difference.key}: cannot be adopted: {difference.why_fixed}")
+    return found + rounds_drift(stored, run)
 
 
 def values_at(key: str, run: dict[str, Any]) -> dict[str, Any]:

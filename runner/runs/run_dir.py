@@ -27,7 +27,7 @@ from ..store.commit_log import read_commits
 from ..store.open_journals import journal_files
 from ..store.paths import OWN_FILES, OWN_FOLDERS, OWN_JOURNALS, OWN_PARTS, OWN_POLICIES, RunPaths
 from ..store.recovery import Recovered, recover, require_covered
-from .drift import KeyDrift, identity_drift, inputs_content, inputs_drift, inputs_key, refusal, require_adoptable, rounds_drift, values_at
+from .drift import KeyDrift, differences, inputs_content, inputs_key, refusal, require_adoptable, values_at
 from .run_files import SCHEMA_VERSION, holds_rows, is_over_no_rows, read_run, unchecked_run, with_nonce_of
 from .worker_parts import WorkerPart
 
@@ -120,8 +120,7 @@ class RunDir(RunPaths):
             self._remove_policies()  # nothing was recorded of them: they may be of another training
             self._store(run)
             return
-        drift = identity_drift(stored["identity"], run["identity"]) + inputs_drift(stored["inputs"], run["inputs"])
-        drift += rounds_drift(stored, run)
+        drift = differences(stored, run, adopt)
         if any(difference.key not in adopt for difference in drift):
             if is_over_no_rows(self, stored):
                 log.info("%s: the run that was there had an input without rows; this one takes its place", self.root)

@@ -109,3 +109,8 @@ def vocabulary_bytes(hf: Any) -> list[bytes] | None:
     for i, content in added.items():
         pieces[i] = content
     return pieces
+
+
+def token_text(content: bytes) -> str:
+    r"""Returns the bytes of a token as text; bytes that are no UTF-8 by themselves become escapes such as ``\xe2``."""
+    return content.decode("utf-8", "backslashreplace")

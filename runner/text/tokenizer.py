@@ -25,6 +25,7 @@ from ..core.requests import Prompt, Sampling
 from ..templates.chat_rendering import Span, render_chat, render_turns
 from .assistant_spans import AssistantTurns, assistant_turns, marks_turns
 from .chat_template_check import read_template, try_template, uses_jinja, with_processor_template
+from .message_roles import MessageRoles
 from .stop_strings import BROKEN, StopStrings
 from .token_offsets import BYTE_TOKEN, piece_starts, token_starts, vocabulary_bytes
 from .tokenizer_compat import decodes_plainly, encodes_plainly, tokenizer_difference
@@ -43,6 +44,7 @@ class Tokenizer:
         # decode() drops all tokens that tokenizer.json marks as special, which can be more than the named ones.
         self.special = frozenset(hf.all_special_ids) | {i for i, token in hf.added_tokens_decoder.items() if token.special}
         self.plain = False  # whether its tokenizers library alone encodes, and changes no text first
+        self._roles = MessageRoles(self.template_mentions, self._messages_text)
         self._encode("", special=False)  # sets truncation and padding: later calls only read, so threads may share it
         self.plain = hf.is_fast and encodes_plainly(type(hf))
 
@@ -123,6 +125,7 @@ class Tokenizer:
 
     def turns_text(self, messages: list[dict[str, Any]]) -> tuple[str, tuple[Span, ...]]:
         """Returns a whole chat's text, and the assistant's turns that its template marks. Raises RowError if that refuses the messages."""
+        self._roles.require_known(messages)
         return render_turns(self._hf.get_chat_template(self._template), messages, self._variables)
 
     def encode_turns(self, messages: list[dict[str, Any]]) -> AssistantTurns:
@@ -138,6 +141,7 @@ class Tokenizer:
 
         variables: this prompt's own, such as ``tools``; they go before the tokenizer's ``template_args``.
         """
+        self._roles.require_known(messages)
         if not self._uses_jinja:
             return self._own_chat_text(messages, add_generation_prompt=True, **variables) + prefill
         known = {"add_generation_prompt": True, **self._variables, **variables}
@@ -149,6 +153,10 @@ class Tokenizer:
 
     def messages_text(self, messages: list[dict[str, Any]], **variables: Any) -> str:
         """Returns messages as text, with the template's own ``variables`` (add_generation_prompt, …). Raises as ``chat_text``."""
+        self._roles.require_known(messages)
+        return self._messages_text(messages, **variables)
+
+    def _messages_text(self, messages: list[dict[str, Any]], **variables: Any) -> str:
         if not self._uses_jinja:
             return self._own_chat_text(messages, **variables)
         return render_chat(self._hf.get_chat_template(self._template), messages, {**self._variables, **variables})
@@ -260,11 +268,6 @@ class Tokenizer:
     def stopper(self, sampling: Sampling) -> StopStrings:
         """Returns a watcher for a row's stop strings. Matches that end in the first ``min_tokens`` tokens don't count."""
         return StopStrings(self, sampling.stop, sampling.min_tokens)
-
-
-def token_text(content: bytes) -> str:
-    r"""Returns the bytes of a token as text; bytes that are no UTF-8 by themselves become escapes such as ``\xe2``."""
-    return content.decode("utf-8", "backslashreplace")
 
 
 def load_tokenizer(folder: Path, chat_template: str | None, template_args: dict[str, Any], trust_remote_code: bool) -> Tokenizer:

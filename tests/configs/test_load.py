@@ -75,6 +75,10 @@ def test_a_section_left_empty_holds_its_defaults(tmp_path: Path) -> None:
     [
         ("sampling: {temperature: -1}", "job.yaml: sampling.temperature: found -1; expected 0 (greedy), or a number from 0.0001 to 100"),
         ("sampling: {temperature: '1'}", 'job.yaml: sampling.temperature: found "1"; expected 0 (greedy), or a number from 0.0001 to 100'),
+        (
+            "batch: {rows: 99999999999}",
+            "job.yaml: batch.rows: found 99999999999; expected auto, or a whole number of at least 1 and below 2147483648",
+        ),
         ("sampling: {max_tokens: yes}", 'job.yaml: sampling.max_tokens: found "yes"; expected a whole number of at least 1'),
         ("sampling: {max_token: 5}", "job.yaml: sampling.max_token: no such key; did you mean sampling.max_tokens?"),
         ("batch: {prompt: {user: hi}}", "job.yaml: batch.prompt: no such key; did you mean prompt or logprobs.prompt?"),

@@ -2,11 +2,13 @@
 
 import json
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import mlx.core as mx
+import mlx_bulk.__main__ as start
 import pytest
 from click.testing import CliRunner
 from mlx_bulk.jobs.cli.main import cli
@@ -22,6 +24,26 @@ MODULE = (sys.executable, "-m", "mlx_bulk.jobs")
 
 
 HEAVY = {"mlx.core", "mlx_lm", "transformers", "datasets", "pyarrow", "torch", "huggingface_hub"}
+
+
+def test_ctrl_c_while_the_command_imports_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    class Interrupts:
+        @staticmethod
+        def find_spec(name: str, *_: object) -> None:
+            if name == cli_module:
+                raise KeyboardInterrupt
+
+    def ends(code: int) -> None:
+        raise SystemExit(code)
+
+    cli_module = "mlx_bulk.jobs.cli.main"
+    monkeypatch.delitem(sys.modules, cli_module)
+    monkeypatch.setattr(sys, "meta_path", [Interrupts, *sys.meta_path])
+    monkeypatch.setattr(os, "_exit", ends)
+    with pytest.raises(SystemExit) as end:
+        start.main()
+    assert end.value.code == 130
+    assert capsys.readouterr().err == "mlx-bulk: stopped before it began\n"
 
 
 def test_quarantined_rows_are_counted_on_the_last_line(bench: Bench):

@@ -208,12 +208,13 @@ def test_a_run_that_began_with_a_file_twice_goes_on(bench: Bench, monkeypatch: p
         (bz2.compress(b"{}\n", 5), "is compressed by bzip2, and its name does not say so. Add .bz2 to its name."),
         (pa.compress(b"{}\n", "zstd", asbytes=True), "is compressed by Zstandard, and its name does not say so. Add .zst to its name."),
         (lzma.compress(b"{}\n"), "is compressed by xz, which is not read here. Decompress it."),
+        ('{"q": "a"}\n'.encode("utf-16"), "is text in UTF-16. Save it as UTF-8."),
         (b"PAR1\x15\x04 and the rest", "is a file of parquet, and is read as jsonl. Set data.format to parquet."),
         (b"ARROW1\0\0 and the rest", "is a file of arrow, and is read as jsonl. Set data.format to arrow."),
         (b"\xff\xff\xff\xff and the rest", "is a file of arrow, and is read as jsonl. Set data.format to arrow."),
         (b"PK\x03\x04 and the rest", "is a ZIP archive. Unpack it."),
     ],
-    ids=["gzip", "bzip2", "zstd", "xz", "parquet", "arrow", "arrow stream", "zip"],
+    ids=["gzip", "bzip2", "zstd", "xz", "UTF-16", "parquet", "arrow", "arrow stream", "zip"],
 )
 def test_a_file_that_holds_no_text_is_named_as_what_it_is(tmp_path: Path, content: bytes, line: str) -> None:
     """Each of its lines would be an error otherwise."""

@@ -8,7 +8,7 @@ import pytest
 from mlx_bulk.configs.errors import ConfigError
 from mlx_bulk.runner.core.shard_layout import covered_rows
 from mlx_bulk.runner.runs import drift
-from mlx_bulk.runner.runs.drift import inputs_content, refusal, require_adoptable, values_at
+from mlx_bulk.runner.runs.drift import differences, inputs_content, refusal, require_adoptable, values_at
 
 OLD, MORE = b'{"a":1}\n{"a":2}\n', b'{"a":3}\n'
 
@@ -47,6 +47,15 @@ def test_identity_lines_name_key_and_both_values():
         'new: the run has nothing, the config now says "é"',
         "sampling.temperature: the run has 1.0, the config now says 0.7",
     ]
+
+
+def test_fewer_samples_can_be_adopted_and_more_can_not():
+    first, fewer, more = ({"identity": {"sampling.n": n}, "inputs": inputs()} for n in (2, 1, 4))
+    assert refusal(differences(first, fewer, ["sampling.n"]), ()).endswith("--adopt sampling.n goes on.")
+    assert "--adopt" not in refusal(differences(first, more, ()), ())
+    message = "--adopt sampling.n: cannot be adopted: rows that are finished would keep their 2 of 4 samples"
+    with pytest.raises(ConfigError, match=message):
+        differences(first, more, ["sampling.n"])
 
 
 def test_a_reference_that_comes_or_goes_is_one_line():
