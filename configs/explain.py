@@ -208,9 +208,9 @@ def _fix(field: FieldInfo | None, value: object) -> str:
         return f"; remove the key for its default, {shown(field.default)}"
     if isinstance(value, str) and (near := nearest(value, _choices(field))):
         return f"; did you mean {near}?"
-    return too_large(value)
+    return passed_bound(value)
 
 
-def too_large(value: object) -> str:
+def passed_bound(value: object) -> str:
     """Returns the bound that a number of a wrong setting passes, to follow what is expected; "" where it passes none."""
     return f" and below {LIMIT}" if type(value) in (int, float) and value >= LIMIT else ""  # pyright: ignore[reportOperatorIssue]

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from ...configs.explain import shown, too_large
+from ...configs.explain import shown, passed_bound
 from ...configs.fields import Expected
 from ...configs.logprobs import LogprobsConfig
 from ...configs.sampling import SamplingConfig
@@ -219,4 +219,4 @@ def _sampling_message(problem: ErrorDetails, columns: dict[str, str], values: di
         return f"sampling.{context['key']} of this row: {context['text']}"
     name = str(problem["loc"][0])
     expected = [mark.words for mark in SamplingConfig.model_fields[name].metadata if isinstance(mark, Expected)][-1]
-    return f"sampling.{name} from column {columns[name]!r}: found {shown(values[name])}; expected {expected}{too_large(values[name])}"
+    return f"sampling.{name} from column {columns[name]!r}: found {shown(values[name])}; expected {expected}{passed_bound(values[name])}"

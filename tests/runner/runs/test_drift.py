@@ -50,7 +50,7 @@ def test_identity_lines_name_key_and_both_values():
 
 
 def test_fewer_samples_can_be_adopted_and_more_can_not():
-    first, fewer, more = ({"identity": {"sampling.n": n}, "inputs": inputs()} for n in (2, 1, 4))
+    first, fewer, more = ({"identity": {"sampling.n": n}, "inputs": inputs(), "config": {}} for n in (2, 1, 4))
     assert refusal(differences(first, fewer, ["sampling.n"]), ()).endswith("--adopt sampling.n goes on.")
     assert "--adopt" not in refusal(differences(first, more, ()), ())
     message = "--adopt sampling.n: cannot be adopted: rows that are finished would keep their 2 of 4 samples"
