@@ -10,7 +10,7 @@ import pyarrow as pa
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from ...configs.explain import shown, passed_bound
+from ...configs.explain import passed_bound, shown
 from ...configs.fields import Expected
 from ...configs.logprobs import LogprobsConfig
 from ...configs.sampling import SamplingConfig
