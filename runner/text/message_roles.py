@@ -25,7 +25,7 @@ Messages = list[dict[str, Any]]
 
 @dataclass(slots=True)
 class MessageRoles:
-    """The roles of one chat template. mentions: whether the template holds a word. render: messages -> text, or RowError."""
+    """The roles of one chat template. mentions: whether it holds a text. render: messages -> text, or RowError."""
 
     mentions: Callable[[str], bool]
     render: Callable[[Messages], str]
@@ -62,7 +62,7 @@ class MessageRoles:
         for chat in ([user, one], [one, user], [user, one, user]):
             try:
                 found = _MARK in self.render(chat)
-            except RowError:
+            except (RowError, ValueError):  # ValueError: there are several templates, and none is for plain chats
                 continue
             if found:
                 break

@@ -44,7 +44,7 @@ class Tokenizer:
         # decode() drops all tokens that tokenizer.json marks as special, which can be more than the named ones.
         self.special = frozenset(hf.all_special_ids) | {i for i, token in hf.added_tokens_decoder.items() if token.special}
         self.plain = False  # whether its tokenizers library alone encodes, and changes no text first
-        self._roles = MessageRoles(self.template_mentions, self._messages_text)
+        self._roles = MessageRoles(lambda text: text in self.template_text, self._messages_text)
         self._encode("", special=False)  # sets truncation and padding: later calls only read, so threads may share it
         self.plain = hf.is_fast and encodes_plainly(type(hf))
 
