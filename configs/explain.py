@@ -109,12 +109,12 @@ def _keys(model: type[Section]) -> set[str]:
 
 def problems(error: ValidationError, values: object, root: type[Section]) -> list[SettingProblem]:
     """Returns one problem a setting, in the order of the schema's checks. ``values``: the config that ``root`` validated."""
-    by_setting: dict[str, tuple[tuple[bool, int], SettingProblem]] = {}
+    by_setting: dict[str, tuple[tuple[bool, int, bool], SettingProblem]] = {}
     for detail in error.errors(include_url=False):
         setting, problem = _problem(detail, values, root)
         # A union reports each of its branches. One that says itself what is wrong, or reaches deepest, names the offending element. Of a
-        # mapping a wrong key goes before its value.
-        rank = (detail["type"] == "contradiction" or _is_of_key(detail["loc"]), len(problem.key))
+        # mapping a wrong key goes before its value. One that is of the right kind, and passes a bound, comes before one that is not.
+        rank = (detail["type"] == "contradiction" or _is_of_key(detail["loc"]), len(problem.key), bool(passed_bound(detail)))
         if setting not in by_setting or rank > by_setting[setting][0]:
             by_setting[setting] = rank, problem
     return [problem for _, problem in by_setting.values()]
@@ -139,7 +139,8 @@ def _problem(detail: ErrorDetails, values: object, root: type[Section]) -> tuple
                 written = next((own for own in mapping if rest[-2] in (own, str(own))), rest[-2]) if isinstance(mapping, dict) else rest[-2]
                 return key, SettingProblem(element, f"found the key {shown(written)}; expected {_expected(field, root)}")
             element, value = _descend(names, rest, values)
-            return key, SettingProblem(element, f"found {shown(value)}; expected {_expected(field, root)}{_fix(field, value)}")
+            expected = f"{_expected(field, root)}{passed_bound(detail)}"
+            return key, SettingProblem(element, f"found {shown(value)}; expected {expected}{_fix(field, value)}")
 
 
 def _is_of_key(loc: tuple[int | str, ...]) -> bool:
@@ -208,9 +209,10 @@ def _fix(field: FieldInfo | None, value: object) -> str:
         return f"; remove the key for its default, {shown(field.default)}"
     if isinstance(value, str) and (near := nearest(value, _choices(field))):
         return f"; did you mean {near}?"
-    return passed_bound(value)
+    return ""
 
 
-def passed_bound(value: object) -> str:
-    """Returns the bound that a number of a wrong setting passes, to follow what is expected; "" where it passes none."""
-    return f" and below {LIMIT}" if type(value) in (int, float) and value >= LIMIT else ""  # pyright: ignore[reportOperatorIssue]
+def passed_bound(detail: ErrorDetails) -> str:
+    """Returns the bound of whole numbers that a value passes, to follow what is expected; "" for another error."""
+    bound = detail.get("ctx", {}).get("lt")
+    return f" and below {bound}" if detail["type"] == "less_than" and bound == LIMIT else ""

@@ -63,6 +63,8 @@ class InputEncoder:
         variables: the template's, such as add_generation_prompt. prefill: follows the chat's text. pair: the chat is made of a pair.
         """
         noun = "the pair" if pair else "the chat"
+        if not pair:
+            self._tokenizer.roles.require_known(messages)
         ids = self._rendered(messages, variables, prefill)
         if self._limit is None or not self._beyond(len(ids), noun, cut_by_default=pair):
             return _input(ids, None, noun), False

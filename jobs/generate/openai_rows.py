@@ -164,7 +164,7 @@ class OpenAIRows:
 
     @cached_property
     def _knows_developer(self) -> bool:
-        return self._parts.tokenizer.template_mentions("developer")
+        return self._parts.tokenizer.roles.names("developer")
 
     def _sampling(self, request: BatchRequest) -> tuple[Any, int]:
         """Returns the sampling parameters and the number of samples. Raises RequestRefused where the two do not go together."""

@@ -219,4 +219,4 @@ def _sampling_message(problem: ErrorDetails, columns: dict[str, str], values: di
         return f"sampling.{context['key']} of this row: {context['text']}"
     name = str(problem["loc"][0])
     expected = [mark.words for mark in SamplingConfig.model_fields[name].metadata if isinstance(mark, Expected)][-1]
-    return f"sampling.{name} from column {columns[name]!r}: found {shown(values[name])}; expected {expected}{passed_bound(values[name])}"
+    return f"sampling.{name} from column {columns[name]!r}: found {shown(values[name])}; expected {expected}{passed_bound(problem)}"

@@ -135,13 +135,15 @@ class BulkLM(TemplateLM):
         try:
             return render(chat_history)
         except RowError as error:
-            if not any(message["role"] == "system" for message in chat_history):
+            without = [message for message in chat_history if message["role"] != "system"]
+            if len(without) == len(chat_history):
+                raise DataError(str(error)) from error
+            try:
+                text = render(without)
+            except RowError:
                 raise DataError(str(error)) from error
             log.warning("%s; they are sent without the system turn", error)
-        try:
-            return render([message for message in chat_history if message["role"] != "system"])
-        except RowError as error:
-            raise DataError(str(error)) from error
+            return text
 
     # ----------------------------------------------------------------------------------------------------------- scoring
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ...kernels.blocks.decoder_block import Fronts, Rooms
 
 STEP = 64  # tokens: a row's room grows in such steps
-SOON = STEP // 2  # a row with less room than this grows when another one has to: rows of unlike lengths would grow one by one
+SOON = STEP // 4  # a row with less room than this grows when another one has to: rows of unlike lengths would grow one by one
 
 
 @dataclass(slots=True)

@@ -141,12 +141,12 @@ def _refuse_constant(name: str) -> None:
 def _finite(digits: str) -> float:
     value = float(digits)
     if math.isinf(value):
-        raise _NoJsonError(f"{digits if len(digits) < 20 else digits[:19] + '…'} is more than a float64 holds")
+        raise _NoJsonError(f"{digits if len(digits) < 20 else digits[:19] + '…'} is beyond what a float64 holds")
     return value
 
 
 _JSON = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant)
-_HUGE = re.compile(rb"\d[eE]\+?\d{3}|\d{309}")  # what a number needs to become infinite; Python takes long for a look at each number
+_HUGE = re.compile(rb"\d(?:[eE]\+?\d{3}|\d{209})")  # what a number needs to be infinite; Python takes long for a look at each number
 _JSON_OF_HUGE = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite)
 _SURROGATE = re.compile(rb"\\u[dD]")
 _KINDS: dict[type, str] = {list: "an array", str: "a string", int: "a number", float: "a number", bool: "a boolean", type(None): "null"}

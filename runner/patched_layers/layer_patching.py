@@ -11,7 +11,7 @@ from mlx_lm.models.activations import SwigluOAI
 from mlx_lm.models.mla import MultiLinear
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
-from ...kernels import backend, native
+from ...kernels import backend, linear, native
 from .call_context import BUILT, context_of, drop_context, share_context
 from .cpu_blocks import BLOCKS
 from .cpu_bodies import BODIES
@@ -108,11 +108,12 @@ def _patch(network: nn.Module, classes: dict[type, type], vocabulary: int) -> No
 
 
 def unpatch_layers(network: nn.Module, frees: bool = True) -> None:
-    """Gives the layers their own classes again. frees: lets go of what the kernels hold of their weights."""
+    """Gives the layers their own classes again, and drops what the kernels hold of them. frees: packed weights, too."""
     changed = _change(network, {ours: original for original, ours in CLASSES.items()})
-    for layer in changed if frees else ():
-        for held in (BUILT, TURNING):
-            layer.__dict__.pop(held, None)
+    for layer in changed:
+        layer.__dict__.pop(TURNING, None)
+        if frees or not isinstance(layer.__dict__.get(BUILT), linear.PackedWeight):
+            layer.__dict__.pop(BUILT, None)
     drop_context(network, [layer for layer in changed if type(layer) not in WITH_CONTEXT])
 
 

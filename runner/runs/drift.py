@@ -51,7 +51,8 @@ class KeyDrift:
     why_fixed: str | None = None
 
     def __str__(self) -> str:
-        return visible(f"{self.key}: {self.text}")  # names of columns and files may hold anything
+        why = "" if self.why_fixed is None else f"; {self.why_fixed}"
+        return visible(f"{self.key}: {self.text}{why}")  # names of columns and files may hold anything
 
 
 def identity_drift(stored: dict[str, Any], now: dict[str, Any]) -> list[KeyDrift]:
@@ -86,7 +87,7 @@ def _too_few(key: str, stored: dict[str, Any], now: dict[str, Any]) -> str | Non
     had, wanted = stored.get(key), now.get(key)
     if key != _SAMPLES or not isinstance(had, int) or not isinstance(wanted, int) or wanted <= had:
         return None
-    return f"rows that are finished would keep their {had} of {wanted} samples; choose another --output, or --overwrite"
+    return f"some finished rows have only {had} of {wanted} samples, and would keep them"
 
 
 def _shown(values: dict[str, Any], key: str) -> str:
@@ -121,7 +122,7 @@ def refusal(drift: Sequence[KeyDrift], adopted: Collection[str]) -> str:
 
     Columns are left out where another difference has changed them.
     """
-    left = [difference for difference in drift if difference.key not in adopted]
+    left = [difference for difference in drift if difference.key not in adopted or difference.why_fixed is not None]
     causes = [difference for difference in left if not difference.key.startswith(COLUMN)]
     lines = [str(difference) for difference in causes or left]
     if all(difference.key.startswith(COLUMN) for difference in drift):
@@ -147,12 +148,9 @@ def require_adoptable(keys: Collection[str], identity_keys: Collection[str]) -> 
             raise ConfigError(f"--adopt {key}: is no key of this run's identity; {fix}")
 
 
-def differences(stored: dict[str, Any], run: dict[str, Any], adopted: Collection[str]) -> list[KeyDrift]:
-    """Returns all differences between two descriptions of a run. Raises ConfigError where a change of an ``adopted`` key is fixed."""
+def differences(stored: dict[str, Any], run: dict[str, Any]) -> list[KeyDrift]:
+    """Returns all differences between two descriptions of a run."""
     found = identity_drift(stored["identity"], run["identity"]) + inputs_drift(stored["inputs"], run["inputs"])
-    for difference in found:
-        if difference.key in adopted and difference.why_fixed is not None:
-            raise ConfigError(f"--adopt {difference.key}: cannot be adopted: {difference.why_fixed}")
     return found + rounds_drift(stored, run)
 
 

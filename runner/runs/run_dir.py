@@ -120,8 +120,8 @@ class RunDir(RunPaths):
             self._remove_policies()  # nothing was recorded of them: they may be of another training
             self._store(run)
             return
-        drift = differences(stored, run, adopt)
-        if any(difference.key not in adopt for difference in drift):
+        drift = differences(stored, run)
+        if any(difference.key not in adopt or difference.why_fixed is not None for difference in drift):
             if is_over_no_rows(self, stored):
                 log.info("%s: the run that was there had an input without rows; this one takes its place", self.root)
                 self.replace(new, adopt, accepted)

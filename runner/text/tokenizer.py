@@ -44,7 +44,7 @@ class Tokenizer:
         # decode() drops all tokens that tokenizer.json marks as special, which can be more than the named ones.
         self.special = frozenset(hf.all_special_ids) | {i for i, token in hf.added_tokens_decoder.items() if token.special}
         self.plain = False  # whether its tokenizers library alone encodes, and changes no text first
-        self._roles = MessageRoles(lambda text: text in self.template_text, self._messages_text)
+        self.roles = MessageRoles(lambda text: text in self.template_text, self.messages_text)
         self._encode("", special=False)  # sets truncation and padding: later calls only read, so threads may share it
         self.plain = hf.is_fast and encodes_plainly(type(hf))
 
@@ -125,7 +125,7 @@ class Tokenizer:
 
     def turns_text(self, messages: list[dict[str, Any]]) -> tuple[str, tuple[Span, ...]]:
         """Returns a whole chat's text, and the assistant's turns that its template marks. Raises RowError if that refuses the messages."""
-        self._roles.require_known(messages)
+        self.roles.require_known(messages)
         return render_turns(self._hf.get_chat_template(self._template), messages, self._variables)
 
     def encode_turns(self, messages: list[dict[str, Any]]) -> AssistantTurns:
@@ -141,22 +141,14 @@ class Tokenizer:
 
         variables: this prompt's own, such as ``tools``; they go before the tokenizer's ``template_args``.
         """
-        self._roles.require_known(messages)
+        self.roles.require_known(messages)
         if not self._uses_jinja:
             return self._own_chat_text(messages, add_generation_prompt=True, **variables) + prefill
         known = {"add_generation_prompt": True, **self._variables, **variables}
         return render_chat(self._hf.get_chat_template(self._template, known.get("tools")), messages, known) + prefill
 
-    def template_mentions(self, word: str) -> bool:
-        """Returns whether the chat template holds ``word``, such as the name of a role."""
-        return self.has_chat_template and self._uses_jinja and word in self._hf.get_chat_template(self._template)
-
     def messages_text(self, messages: list[dict[str, Any]], **variables: Any) -> str:
         """Returns messages as text, with the template's own ``variables`` (add_generation_prompt, …). Raises as ``chat_text``."""
-        self._roles.require_known(messages)
-        return self._messages_text(messages, **variables)
-
-    def _messages_text(self, messages: list[dict[str, Any]], **variables: Any) -> str:
         if not self._uses_jinja:
             return self._own_chat_text(messages, **variables)
         return render_chat(self._hf.get_chat_template(self._template), messages, {**self._variables, **variables})

@@ -60,6 +60,19 @@ def test_a_template_that_refuses_a_role_says_so_itself():
         text(of(REFUSING), "human")
 
 
+@pytest.mark.parametrize("role", ["tool", "human"])
+def test_a_template_that_takes_lists_of_parts_keeps_its_messages(role: str):
+    loop = "{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}"
+    parts = f"{{% for m in messages %}}{{{{ m.role }}}}:{loop}{{% endfor %}}"
+    message = {"role": role, "content": [{"type": "text", "text": "said"}]}
+    assert of(parts).chat_text([message], "") == f"{role}:said"
+
+
+def test_capitals_may_be_the_templates_own_matter():
+    folding = "{% for m in messages %}{% if m.role|lower == 'user' %}U: {{ m.content }}{% endif %}{% endfor %}"
+    assert of(folding).chat_text([{"role": "USER", "content": "hi"}], "") == "U: hi"
+
+
 def test_turns_that_are_scored_are_looked_at_too():
     with pytest.raises(RowError, match="did you mean assistant"):
         of(CHATML).turns_text([{"role": "user", "content": "a"}, {"role": "asistant", "content": "b"}])
