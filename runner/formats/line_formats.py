@@ -99,7 +99,7 @@ def parse_object(raw: bytes) -> dict[str, Any]:
     """Returns the JSON object in ``raw``. Raises UnreadableError for anything else."""
     text = _decode(raw)
     try:
-        value: object = (_JSON_OF_HUGE if _HUGE.search(raw) else _JSON).decode(text)
+        value: object = _JSON.decode(text)
         if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
             raise RecursionError
         if _SURROGATE.search(raw):
@@ -145,9 +145,7 @@ def _finite(digits: str) -> float:
     return value
 
 
-_JSON = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant)
-_HUGE = re.compile(rb"\d(?:[eE]\+?\d{3}|\d{209})")  # what a number needs to be infinite; Python takes long for a look at each number
-_JSON_OF_HUGE = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite)
+_JSON = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite)
 _SURROGATE = re.compile(rb"\\u[dD]")
 _KINDS: dict[type, str] = {list: "an array", str: "a string", int: "a number", float: "a number", bool: "a boolean", type(None): "null"}
 
