@@ -11,7 +11,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
-from .transformers_import import read_models_faster
+from .transformers_import import remember_names
 
 _own = threading.Event()
 
@@ -61,7 +61,7 @@ def prepare_engine() -> None:
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     if _own.is_set() and "transformers" not in sys.modules:
-        read_models_faster()
+        remember_names()
     if _own.is_set() and "torch" not in sys.modules:
         hidden: dict[str, Any] = {name: None for name in ("torch", "trio") if name not in sys.modules}  # as Python marks what is not there
         sys.modules.update(hidden)

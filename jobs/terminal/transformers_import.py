@@ -1,21 +1,29 @@
-"""Makes ``import transformers`` faster: it reads the files of all its models, some 1,700, for the names in their ``__all__``.
+"""Makes ``import transformers`` faster: it reads the files of all its models, some 1,700, for the names that they define.
 
-It would read them twice, and split each into lines. Both together take half a second. What it finds stays the same.
+What it finds stays the same. It is remembered in the user's cache, and read again when one of the files has changed.
 """
 
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from hashlib import blake2b
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-_DECLARED = "__all__"
+from ...kernels.backend import cache_folder
+from ...runner.files.checked_json import read_document
+from ...runner.files.hash_cache import remember
+
+Names = dict[frozenset[str], dict[str, set[str]]]  # the names that each module defines, by the libraries that they need
+Define = Callable[[Any, str | None], Names]
 
 
-def read_models_faster() -> None:
-    """Lets a later ``import transformers`` read its models' files once, and split only their ends. Call it before any import of it."""
+def remember_names() -> None:
+    """Lets a later ``import transformers`` remember the names in its models' files. Call it before any import of it."""
     sys.meta_path.insert(0, _ModelFiles)
 
 
@@ -26,18 +34,18 @@ class _ModelFiles:
 
     @classmethod
     def find_spec(cls, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Returns the module's own spec, whose functions are then the faster ones; None for other modules."""
+        """Returns the module's own spec, which then remembers; None for other modules."""
         if name != cls.name:
             return None
         sys.meta_path.remove(cls)
         spec = PathFinder.find_spec(name, path)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Faster(spec.loader)
+            spec.loader = _Remembering(spec.loader)
         return spec
 
 
-class _Faster(Loader):
-    """Loads a module as ``loader`` does, and then replaces its two functions. A version of transformers without them stays as it is."""
+class _Remembering(Loader):
+    """Loads a module as ``loader`` does, and then replaces its function. A version of transformers without it stays as it is."""
 
     def __init__(self, loader: Loader):
         self._loader = loader
@@ -50,18 +58,53 @@ class _Faster(Loader):
         """Runs the module's code."""
         self._loader.exec_module(module)
         functions = vars(module)
-        search = functions.get("create_import_structure_from_path")
-        if search is not None and hasattr(search, "__wrapped__"):
-            functions[search.__name__] = cache(search.__wrapped__)  # its own remembers the last 128 folders, and there are some 450
-        if (fetch := functions.get("fetch__all__")) is not None:
-            functions[fetch.__name__] = from_declaration(fetch)
+        if (define := functions.get("define_import_structure")) is not None and module.__file__ is not None:
+            functions["define_import_structure"] = remembered(define, Path(module.__file__))
 
 
-def from_declaration(fetch: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Returns ``fetch`` for the end of a file alone: from the last line that begins with ``__all__``, at which it looks anyway."""
+def remembered(define: Define, code: Path) -> Define:
+    """Returns ``define`` with a memory of what it found in the folder ``models`` beside the folder of its file ``code``."""
+    models = code.parent.parent / "models"
 
-    def fetched(content: str) -> Any:
-        at = content.rfind("\n" + _DECLARED)
-        return fetch(content[at + 1 :] if at >= 0 or content.startswith(_DECLARED) else "")
+    @cache
+    def names() -> Names:
+        kept = cache_folder("transformers") / f"{blake2b(str(models).encode(), digest_size=16).hexdigest()}.json"
+        stamp = blake2b(repr(sorted(_stamps(models, code))).encode(), digest_size=16).hexdigest()
+        try:
+            if (known := read_document(kept))["stamp"] == stamp:
+                return _decoded(known["names"])
+        except (OSError, ValueError, KeyError):  # not remembered yet, or damaged: it is only a cache
+            pass
+        found = define(models, None)
+        remember(kept, {"stamp": stamp, "names": _encoded(found)})
+        return found
 
-    return fetched
+    def defined(module_path: Any, prefix: str | None = None) -> Names:
+        path = Path(module_path)
+        if models not in (path, path.parent if path.is_file() else None):
+            return define(module_path, prefix)
+        before = "" if prefix is None else f"{prefix}."
+        return {libraries: {before + module: set(some) for module, some in of.items()} for libraries, of in names().items()}
+
+    return defined
+
+
+def _stamps(models: Path, code: Path) -> Iterator[tuple[str, int, int]]:
+    """Yields path, size and mtime of the file ``code`` and of all files in ``models``."""
+    folders = [str(models)]
+    yield str(code), (stat := code.stat()).st_size, stat.st_mtime_ns
+    while folders:
+        with os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if not entry.is_dir():
+                    yield entry.path, (stat := entry.stat()).st_size, stat.st_mtime_ns
+                elif entry.name != "__pycache__":
+                    folders.append(entry.path)
+
+
+def _encoded(names: Names) -> list[Any]:
+    return [[sorted(libraries), {module: sorted(some) for module, some in of.items()}] for libraries, of in names.items()]
+
+
+def _decoded(encoded: list[Any]) -> Names:
+    return {frozenset(libraries): {module: set(some) for module, some in of.items()} for libraries, of in encoded}
