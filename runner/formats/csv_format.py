@@ -110,7 +110,7 @@ def _parse(names: list[str], cells: _Cells, text: str) -> dict[str, Any]:
     if not _is_clean(text):
         raise UnreadableError("not valid UTF-8, or holds a NUL byte", shown)
     if len(cells) != len(names):
-        raise UnreadableError(f"has {len(cells)} cells where the header has {len(names)}", shown)
+        raise UnreadableError(f"has {len(cells)} cell{'' if len(cells) == 1 else 's'} where the header has {len(names)}", shown)
     return {name: cell or None for name, cell in zip(names, cells, strict=True)}
 
 

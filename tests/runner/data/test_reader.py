@@ -118,7 +118,7 @@ def test_csv_cells_and_bad_records(tmp_path: Path) -> None:
     assert good == [{"id": "1", "text": 'two\nlines, "quoted"'}, {"id": "2", "text": None}, {"id": "8", "text": "x" * 200_000}]
     bad = [(row.position, row.line, row.text, row.message.partition(": ")[2]) for row in rows if isinstance(row, BadRow)]
     assert [entry[:3] for entry in bad] == [(2, 6, "3"), (3, 7, "4,a,b"), (4, 8, "5,\ufffd"), (5, 9, '6,"x"y'), (6, 10, "7,\0")]
-    assert bad[0][3] == "has 1 cells where the header has 2"
+    assert bad[0][3] == "has 1 cell where the header has 2"
     assert "UTF-8" in bad[2][3]
 
 
