@@ -10,13 +10,14 @@ from functools import cache
 from hashlib import blake2b
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder
+from inspect import signature
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from ...kernels.backend import cache_folder
 from ...runner.files.checked_json import read_document
-from ...runner.files.hash_cache import remember
+from ...runner.files.user_cache import remember
 
 Names = dict[frozenset[str], dict[str, set[str]]]  # the names that each module defines, by the libraries that they need
 Define = Callable[[Any, str | None], Names]
@@ -45,7 +46,7 @@ class _ModelFiles:
 
 
 class _Remembering(Loader):
-    """Loads a module as ``loader`` does, and then replaces its function. A version of transformers without it stays as it is."""
+    """Loads a module as ``loader`` does, and then replaces its function. A version of transformers with another one stays as it is."""
 
     def __init__(self, loader: Loader):
         self._loader = loader
@@ -58,7 +59,8 @@ class _Remembering(Loader):
         """Runs the module's code."""
         self._loader.exec_module(module)
         functions = vars(module)
-        if (define := functions.get("define_import_structure")) is not None and module.__file__ is not None:
+        define = functions.get("define_import_structure")
+        if define is not None and list(signature(define).parameters) == ["module_path", "prefix"] and module.__file__ is not None:
             functions["define_import_structure"] = remembered(define, Path(module.__file__))
 
 
@@ -67,7 +69,7 @@ def remembered(define: Define, code: Path) -> Define:
     models = code.parent.parent / "models"
 
     @cache
-    def names() -> Names:
+    def names() -> Names | None:
         kept = cache_folder("transformers") / f"{blake2b(str(models).encode(), digest_size=16).hexdigest()}.json"
         stamp = blake2b(repr(sorted(_stamps(models, code))).encode(), digest_size=16).hexdigest()
         try:
@@ -75,31 +77,41 @@ def remembered(define: Define, code: Path) -> Define:
                 return _decoded(known["names"])
         except (OSError, ValueError, KeyError):  # not remembered yet, or damaged: it is only a cache
             pass
-        found = define(models, None)
+        if not _is_as_expected(found := define(models, None)):
+            return None
         remember(kept, {"stamp": stamp, "names": _encoded(found)})
         return found
 
     def defined(module_path: Any, prefix: str | None = None) -> Names:
         path = Path(module_path)
-        if models not in (path, path.parent if path.is_file() else None):
+        all_models = models in (path, path.parent if path.is_file() else None)
+        if not all_models or (found := names()) is None:
             return define(module_path, prefix)
         before = "" if prefix is None else f"{prefix}."
-        return {libraries: {before + module: set(some) for module, some in of.items()} for libraries, of in names().items()}
+        return {libraries: {before + module: set(some) for module, some in of.items()} for libraries, of in found.items()}
 
     return defined
 
 
 def _stamps(models: Path, code: Path) -> Iterator[tuple[str, int, int]]:
-    """Yields path, size and mtime of the file ``code`` and of all files in ``models``."""
+    """Yields path, size and mtime of the file ``code`` and of all Python files in ``models``."""
     folders = [str(models)]
     yield str(code), (stat := code.stat()).st_size, stat.st_mtime_ns
     while folders:
         with os.scandir(folders.pop()) as entries:
             for entry in entries:
-                if not entry.is_dir():
+                if entry.name.endswith(".py"):
                     yield entry.path, (stat := entry.stat()).st_size, stat.st_mtime_ns
-                elif entry.name != "__pycache__":
+                elif entry.is_dir() and entry.name != "__pycache__":
                     folders.append(entry.path)
+
+
+def _is_as_expected(found: Any) -> bool:
+    """Returns whether this version of transformers gives names in the form that is remembered."""
+    return isinstance(found, dict) and all(
+        isinstance(libraries, frozenset) and isinstance(of, dict) and all(isinstance(some, set) for some in of.values())
+        for libraries, of in found.items()
+    )
 
 
 def _encoded(names: Names) -> list[Any]:

@@ -22,7 +22,7 @@ from ... import kernels, runner
 from ...kernels import backend, native
 from ..core.errors import first_line
 from ..files.checked_json import digest, read_document
-from ..files.hash_cache import cache_folder, remember
+from ..files.user_cache import remember
 from ..layers.lm_head import Head
 from ..layers.network import Network
 from ..models.config_compat import mlx_lm_settings
@@ -63,7 +63,7 @@ def capabilities_of(model: LanguageModel) -> Capabilities:
     """Returns what a model's twin shows, or else the model itself. Takes it from the disk where the twin was tried before."""
     config = model.checkpoint.config | mlx_lm_settings(model.checkpoint.config)
     whole = model.network if model.split.whole is None else model.split.whole
-    kept = cache_folder("twins") / f"{_key(model, config)}.json"
+    kept = backend.cache_folder("twins") / f"{_key(model, config)}.json"
     if (remembered := _recalled(kept)) is not None:
         return remembered
     try:

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
 from time import time_ns
-from typing import Any
 
 from ...kernels.backend import cache_folder
-from .checked_json import read_document, write_document
+from .checked_json import read_document
 from .file_stamp import Stamp, is_settled, sha256, stamp_of
+from .user_cache import remember
 
 REMEMBERED_BYTES = 64 << 20
 
@@ -55,14 +55,3 @@ def _stamp(path: Path) -> tuple[str, int, Stamp]:
 def _kept(stamp: tuple[str, int, Stamp]) -> Path:
     """Returns the file that remembers the hash of a file with this stamp."""
     return cache_folder("sha256") / f"{blake2b(repr(stamp).encode(), digest_size=16).hexdigest()}.json"
-
-
-def remember(kept: Path, values: dict[str, Any]) -> None:
-    """Writes a checksummed document into a folder of the user's cache. Does nothing where it cannot be written."""
-    if not kept.is_absolute():
-        return
-    try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        write_document(kept, values)
-    except OSError:  # with a read-only home nothing is remembered, which only costs time
-        return

@@ -152,6 +152,13 @@ def test_what_one_caller_adds_is_not_there_for_the_next(library: Path):
     assert faster(library / "models") == {frozenset(): {"one.file": {"A"}}}
 
 
+@pytest.mark.parametrize("found", [{("torch",): {"one.file": {"A"}}}, {frozenset(): {"one.file": ["A"]}}, [["one.file"]]])
+def test_names_in_another_form_are_left_to_transformers(library: Path, found: Any):
+    faster = remembered(lambda folder, prefix: found, library / "utils" / "import_utils.py")
+    assert faster(library / "models", "models") == found
+    assert not (library / "cache").exists()
+
+
 # Imported by no command of ours that reads local files and draws no chart in its own process.
 UNUSED = ("torch", "trio", "pandas", "datasets", "pyarrow.dataset", "scipy", "sklearn", "matplotlib", "lm_eval", "vl_convert", "requests")
 ENGINE = ("mlx.core", "mlx_lm", "transformers", "tokenizers", "huggingface_hub", "jinja2")

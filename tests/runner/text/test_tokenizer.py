@@ -208,7 +208,9 @@ def test_tokenizers_that_cannot_be_loaded(tmp_path: Path):
     with pytest.raises(ModelError, match=f"model.path: the tokenizer in {tmp_path} cannot be loaded: "):
         load_tokenizer(tmp_path, None, {}, trust_remote_code=False)
     (tmp_path / "tokenizer.json").unlink()
-    with pytest.raises(ModelError, match=r"cannot be loaded: it has no vocabulary; put the model's tokenizer\.json \(or tokenizer\.model, or"):
+    with pytest.raises(
+        ModelError, match=r"cannot be loaded: it has no vocabulary; put the model's tokenizer\.json \(or tokenizer\.model, or"
+    ):
         load_tokenizer(tmp_path, None, {}, trust_remote_code=False)
 
 
