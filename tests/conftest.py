@@ -43,6 +43,7 @@ for _kind, _folder in _kept.items():
 importlib.metadata.version = cache(importlib.metadata.version)
 
 # These import mlx, and so come behind the backend.
+import mlx.core as mx  # noqa: E402
 from mlx_bulk.jobs.report import report  # noqa: E402
 
 from .checkpoints import loaded, write_checkpoint  # noqa: E402
@@ -81,11 +82,13 @@ def log_report_line(folder: Path) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skips a test of the CPU's own path elsewhere, and an oracle test without the libraries of the extra.
+    """Skips a test of the CPU's own path elsewhere, and an oracle test without the libraries of the extra. Sets whether mlx compiles.
 
     With MLX_BULK_ORACLE=1 an oracle test without its libraries fails instead. Hundreds of tests run jobs, many in fixtures of a whole
     module, which come behind this: reports at their ends are drawn for tests that are marked ``draws`` alone.
     """
+    if backend.device_name() == "cpu":
+        (mx.disable_compile if item.get_closest_marker("compiles") is None else mx.enable_compile)()
     report.report_at_end = log_report_line if item.get_closest_marker("draws") is None else _draw_report
     if (only := item.get_closest_marker("cpu_path")) is not None and not backend.on_cpu_path():
         (why,) = only.args

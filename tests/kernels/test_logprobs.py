@@ -233,6 +233,7 @@ def test_gpus_take_the_fused_way_for_logprobs_alone(monkeypatch: pytest.MonkeyPa
     assert logprobs.score(mx.array(x), targets).greedy is None
 
 
+@pytest.mark.compiles
 def test_the_top_logprobs_of_gpus_take_no_pass_each(monkeypatch: pytest.MonkeyPatch):
     """mx.compile traces the specification on arrays without values: any read of one on the host is an error."""
     v, widths = 100_000, []

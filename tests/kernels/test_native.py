@@ -129,6 +129,7 @@ def test_only_float32_suits(dtype: mx.Dtype, suited: bool):
     assert native.suits(mx.zeros(1, dtype)) == suited
 
 
+@pytest.mark.compiles
 def test_a_traced_array_cannot_be_computed():
     with pytest.raises(native.Traced):
         mx.compile(native.dense)(mx.ones(3))

@@ -220,6 +220,7 @@ def test_threads_share_a_block():
     assert wrong == []
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("what", ["x", "mask"])
 def test_traced_arrays_are_refused_before_anything_is_written(what: str):
     c = case(Shape(t=1))

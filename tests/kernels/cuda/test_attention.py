@@ -9,6 +9,7 @@ from mlx_bulk.kernels.backend import device_name
 from mlx_bulk.kernels.cuda import attention
 from numpy.typing import NDArray
 
+pytestmark = pytest.mark.compiles
 on_cuda = pytest.mark.skipif(device_name() != "cuda", reason="it serves CUDA")
 
 CLOSE = {mx.float32: 2e-6, mx.float16: 2e-3, mx.bfloat16: 1.5e-2}  # rounding of the result, whose numbers are about 1

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from .samplers import parameters
 
+pytestmark = pytest.mark.compiles  # as the filters are on GPUs
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 NEAR = 1e-5

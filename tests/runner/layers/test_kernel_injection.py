@@ -172,6 +172,7 @@ def test_only_the_model_files_names_change():
     assert nn.gelu_approx is not gemma3_text.nn.gelu_approx
 
 
+@pytest.mark.compiles
 def test_compiled_activations_stay_those_of_mlx_lm():
     class Layer(nn.Module):
         def __init__(self) -> None:

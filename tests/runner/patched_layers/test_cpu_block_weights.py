@@ -122,6 +122,7 @@ def test_a_training_network_has_the_gradients_of_mlx(both: Both):
     both.call(ids(2, 8), both.caches(2, padded=False))
 
 
+@pytest.mark.compiles
 def test_compiled_functions_are_left_to_mlx(both: Both):
     both.call(ids(2, 8), both.caches(2, padded=False))
     results: list[mx.array] = []

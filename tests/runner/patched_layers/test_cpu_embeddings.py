@@ -46,6 +46,7 @@ def test_vectors_stay_when_the_weight_changes():
     assert not np.array(layer(mx.array([3]))).any()
 
 
+@pytest.mark.compiles
 def test_traced_ids_are_looked_up_by_mlx():
     layer = patched(scaled=False)
     np.testing.assert_array_equal(mx.compile(layer)(mx.array([3, 1])), layer(mx.array([3, 1])))

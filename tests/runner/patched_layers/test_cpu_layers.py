@@ -56,6 +56,7 @@ def test_parameters_stay_those_of_the_checkpoint():
     assert [name for name, _ in tree_flatten(network.parameters())] == names
 
 
+@pytest.mark.compiles
 def test_functions_that_mlx_compiles_are_computed_by_mlx():
     """A kernel of ours computes when it is called; while a function is traced there is nothing to compute."""
     network = put("llama")
