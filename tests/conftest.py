@@ -87,8 +87,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     With MLX_BULK_ORACLE=1 an oracle test without its libraries fails instead. Hundreds of tests run jobs, many in fixtures of a whole
     module, which come behind this: reports at their ends are drawn for tests that are marked ``draws`` alone.
     """
-    if backend.device_name() == "cpu":
-        (mx.disable_compile if item.get_closest_marker("compiles") is None else mx.enable_compile)()
+    if backend.on_cpu_path() and backend.compiles():
+        (mx.enable_compile if _compiles(item) else mx.disable_compile)()
     report.report_at_end = log_report_line if item.get_closest_marker("draws") is None else _draw_report
     if (only := item.get_closest_marker("cpu_path")) is not None and not backend.on_cpu_path():
         (why,) = only.args
@@ -98,6 +98,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for library in ("torch", "lm_eval", "accelerate", "sentence_transformers", "mteb"):
         if importlib.util.find_spec(library) is None:
             pytest.skip(f"{library} is not installed; pip install -e '.[oracle]'")
+
+
+def _compiles(item: pytest.Item) -> bool:
+    """Returns whether mlx compiles functions in a test, as it does for a user. g++ takes most of a second for each of some hundred.
+
+    On the CPU's path our kernels leave such functions to mlx while it traces them. So architectures are tried with them compiled.
+    """
+    return "zoo" in item.path.parts or any(item.get_closest_marker(mark) for mark in ("compiles", "slow", "oracle"))
 
 
 @pytest.fixture(autouse=True)

@@ -1,26 +1,31 @@
 """Makes ``import transformers`` faster: it reads the files of all its models, some 1,700, for the names that they define.
 
-What it finds stays the same. It is remembered in the user's cache, and read again when one of the files has changed.
+What it finds stays the same. The names are remembered in the user's cache; the files are read again when one of them has changed.
 """
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from hashlib import blake2b
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder
 from inspect import signature
 from pathlib import Path
+from time import time_ns
 from types import ModuleType
 from typing import Any
 
 from ...kernels.backend import cache_folder
 from ...runner.files.checked_json import read_document
+from ...runner.files.file_stamp import Stamp, is_settled, stamp_of
 from ...runner.files.user_cache import remember
 
 Names = dict[frozenset[str], dict[str, set[str]]]  # the names that each module defines, by the libraries that they need
 Define = Callable[[Any, str | None], Names]
+
+_FORM = 1  # of what is remembered; another one for each change of it
+_NOT_READ = ("convert_", "modular_")  # files of transformers whose names begin so define nothing that it offers
 
 
 def remember_names() -> None:
@@ -70,16 +75,17 @@ def remembered(define: Define, code: Path) -> Define:
 
     @cache
     def names() -> Names | None:
-        kept = cache_folder("transformers") / f"{blake2b(str(models).encode(), digest_size=16).hexdigest()}.json"
-        stamp = blake2b(repr(sorted(_stamps(models, code))).encode(), digest_size=16).hexdigest()
-        try:
-            if (known := read_document(kept))["stamp"] == stamp:
-                return _decoded(known["names"])
-        except (OSError, ValueError, KeyError):  # not remembered yet, or damaged: it is only a cache
-            pass
+        kept = cache_folder("transformers") / f"{blake2b(os.fsencode(models), digest_size=16).hexdigest()}.json"
+        if (stamps := _stamps(models, code)) is None:
+            return None
+        stamp = blake2b(repr((_FORM, stamps)).encode(), digest_size=16).hexdigest()
+        if (known := _recalled(kept, stamp)) is not None:
+            return known
         if not _is_as_expected(found := define(models, None)):
             return None
-        remember(kept, {"stamp": stamp, "names": _encoded(found)})
+        now = time_ns()
+        if _stamps(models, code) == stamps and all(is_settled(changed, now) for _, _, changed in stamps):
+            remember(kept, {"stamp": stamp, "names": _encoded(found)})
         return found
 
     def defined(module_path: Any, prefix: str | None = None) -> Names:
@@ -93,23 +99,39 @@ def remembered(define: Define, code: Path) -> Define:
     return defined
 
 
-def _stamps(models: Path, code: Path) -> Iterator[tuple[str, int, int]]:
-    """Yields path, size and mtime of the file ``code`` and of all Python files in ``models``."""
-    folders = [str(models)]
-    yield str(code), (stat := code.stat()).st_size, stat.st_mtime_ns
-    while folders:
-        with os.scandir(folders.pop()) as entries:
-            for entry in entries:
-                if entry.name.endswith(".py"):
-                    yield entry.path, (stat := entry.stat()).st_size, stat.st_mtime_ns
-                elif entry.is_dir() and entry.name != "__pycache__":
-                    folders.append(entry.path)
+def _stamps(models: Path, code: Path) -> list[tuple[str, int, Stamp]] | None:
+    """Returns path, size and stamp of the file ``code`` and of all files in ``models`` that transformers reads; None where one has none."""
+    found, folders = list[tuple[str, int, Stamp]](), [str(models)]
+    try:
+        found.append((str(code), (stat := code.stat()).st_size, stamp_of(stat)))
+        while folders:
+            with os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    if entry.is_dir():
+                        folders += [entry.path] if entry.name != "__pycache__" else []
+                    elif entry.name.endswith(".py") and not entry.name.startswith(_NOT_READ):
+                        found.append((entry.path, (stat := entry.stat()).st_size, stamp_of(stat)))
+    except OSError:
+        return None
+    return sorted(found)
+
+
+def _recalled(kept: Path, stamp: str) -> Names | None:
+    try:
+        known = read_document(kept)
+        return _decoded(known["names"]) if known["stamp"] == stamp else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # none yet, or damaged: it is only a memory
+        return None
 
 
 def _is_as_expected(found: Any) -> bool:
     """Returns whether this version of transformers gives names in the form that is remembered."""
+
+    def are_texts(some: Any, kind: type) -> bool:
+        return isinstance(some, kind) and all(isinstance(each, str) for each in some)
+
     return isinstance(found, dict) and all(
-        isinstance(libraries, frozenset) and isinstance(of, dict) and all(isinstance(some, set) for some in of.values())
+        are_texts(libraries, frozenset) and are_texts(of, dict) and all(are_texts(some, set) for some in of.values())
         for libraries, of in found.items()
     )
 

@@ -22,8 +22,8 @@ def json_number(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def write_document(path: Path, values: dict[str, Any]) -> None:
-    """Writes ``values`` as indented JSON, whole or not at all.
+def write_document(path: Path, values: dict[str, Any], writer: str = "") -> None:
+    """Writes ``values`` as indented JSON, whole or not at all. ``writer``: as of ``atomic.replacing``.
 
     Raises ValueError where they have a key "check" of their own or a number that JSON does not have (NaN, infinity), and OSError.
     """
@@ -31,7 +31,7 @@ def write_document(path: Path, values: dict[str, Any]) -> None:
         raise ValueError('a checksummed document cannot have a key "check" of its own')
     text = json.dumps({**values, "check": ""}, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     body = text.encode("utf-8", "surrogatepass").removesuffix(_CLOSE)  # a path may hold bytes that are not UTF-8
-    atomic_write(path, body + checksum(body) + _CLOSE)
+    atomic_write(path, body + checksum(body) + _CLOSE, writer)
 
 
 def read_document(path: Path) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Small files in the user's cache: what took time to find out, and may be found out again."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +8,14 @@ from .checked_json import write_document
 
 
 def remember(kept: Path, values: dict[str, Any]) -> None:
-    """Writes a checksummed document into a folder of the user's cache. Does nothing where it cannot be written."""
+    """Writes a checksummed document into a folder of the user's cache. Does nothing where it cannot be written.
+
+    Several processes may write one file at once; the last one wins.
+    """
     if not kept.is_absolute():
         return
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
-        write_document(kept, values)
+        write_document(kept, values, str(os.getpid()))
     except OSError:  # with a read-only home nothing is remembered, which only costs time
         return

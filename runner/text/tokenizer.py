@@ -32,7 +32,7 @@ from .tokenizer_compat import decodes_plainly, encodes_plainly, tokenizer_differ
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 FILES = ("token*", "vocab*", "*.tiktoken")
-_VOCABULARIES = ("tokenizer.json", "tekken.json", "vocab*", "*.model", "*.tiktoken")
+_VOCABULARIES = ("tokenizer.json", "tekken.json", "*vocab*", "*.model", "*.spm", "*.tiktoken")
 
 
 class Tokenizer:
@@ -285,7 +285,8 @@ def load_tokenizer(folder: Path, chat_template: str | None, template_args: dict[
         elif any(Path(frame.f_code.co_filename).stem.startswith("configuration_") for frame, _ in walk_tb(error.__traceback__)):
             raise ModelError(f"model.path: {folder / 'config.json'} is refused by transformers: {reason}; correct it") from error
         elif not any(path for name in _VOCABULARIES for path in folder.glob(name)):
-            reason = "it has no vocabulary; put the model's tokenizer.json (or tokenizer.model, or vocab.json and merges.txt) there"
+            there = "put the model's tokenizer.json (or tokenizer.model, or vocab.json and merges.txt) there"
+            reason = f"it has no vocabulary; {there} (transformers: {reason})"
         raise ModelError(f"model.path: the tokenizer in {folder} cannot be loaded: {reason}") from error
     # Of some architectures mlx-lm knows the parser of tool calls, for checkpoints that name none.
     if parser := (mlx_lm._tokenizer_defaults(folder) or {}).get("tool_parser_type"):

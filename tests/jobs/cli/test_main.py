@@ -228,11 +228,18 @@ def test_a_scoring_job_that_scores_nothing_counts_scored_tokens(bench: Bench, ro
     assert "generated" not in done.stderr
 
 
+@pytest.mark.compiles
 @pytest.mark.skipif(backend.device_name() != "cpu", reason="kernels are compiled for the CPU alone")
 def test_a_run_without_a_compiler_says_so(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     assert "g++" not in bench.run().stderr
     monkeypatch.setenv("PATH", str(bench.root))
-    try:
-        assert bench.run(output={"path": str(bench.root / "other")}).stderr.count("no g++ is on the PATH") == 1
-    finally:
-        mx.enable_compile()  # the command has told mlx not to, for the whole process
+    assert bench.run(output={"path": str(bench.root / "other")}).stderr.count("no g++ is on the PATH") == 1
+    calls = list[mx.array]()
+
+    @mx.compile
+    def noting(x: mx.array) -> mx.array:
+        calls.append(x)
+        return x + 1
+
+    noting(mx.ones(1)), noting(mx.ones(1))
+    assert len(calls) == 2  # mlx compiles no more: a function that it compiles is traced once
