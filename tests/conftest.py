@@ -103,9 +103,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def _compiles(item: pytest.Item) -> bool:
     """Returns whether mlx compiles functions in a test, as it does for a user. g++ takes most of a second for each of some hundred.
 
-    On the CPU's path our kernels leave such functions to mlx while it traces them. So architectures are tried with them compiled.
+    On the CPU's path our kernels leave such functions to mlx while it traces them. So tests of whole architectures are marked ``compiles``.
     """
-    return "zoo" in item.path.parts or any(item.get_closest_marker(mark) for mark in ("compiles", "slow", "oracle"))
+    return any(item.get_closest_marker(mark) for mark in ("compiles", "slow", "oracle"))
 
 
 @pytest.fixture(autouse=True)

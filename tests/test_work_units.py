@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from .work_units import BY_ARCHITECTURE, work_unit
+from .work_units import BY_ARCHITECTURE, RULES, work_unit
 
 
 def test_a_file_stays_together():
@@ -25,3 +25,8 @@ def test_files_against_transformers_are_shared_out_by_architecture():
         assert (Path(__file__).parents[1] / file).is_file()
         assert work_unit(f"{file}::test_completions_and_echo[qwen2_vl-ragged]") == work_unit(f"{file}::test_samples[qwen2_vl-mlx-plain]")
         assert work_unit(f"{file}::test_completions_and_echo[gemma3-ragged]") == f"{file}[gemma3]"
+
+
+def test_the_rules_for_files_of_ours_stay_together():
+    assert {work_unit(f"{file}::test_a_rule") for file in RULES} == {"tests/test_layering.py"}
+    assert all((Path(__file__).parents[1] / file).is_file() for file in RULES)

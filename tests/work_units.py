@@ -7,6 +7,7 @@ architecture: whole, it would be among the last, and the other process would wai
 from xdist.scheduler import LoadScopeScheduling
 
 ZOO = "tests/zoo/"
+RULES = ("tests/test_layering.py", "tests/test_names.py")  # both read every file of ours
 VISION = "tests/runner/vision"
 BY_ARCHITECTURE = (f"{VISION}/test_against_transformers.py", f"{VISION}/test_attention_against_transformers.py")
 
@@ -14,6 +15,8 @@ BY_ARCHITECTURE = (f"{VISION}/test_against_transformers.py", f"{VISION}/test_att
 def work_unit(test: str) -> str:
     """Returns the name that a test's id shares with those that stay with it: its file, or its parameter's first word, an architecture."""
     file, _, name = test.partition("::")
+    if file in RULES:
+        return RULES[0]
     _, _, parameters = name.partition("[")
     architecture = parameters.rstrip("]").partition("-")[0]
     if file.startswith(ZOO) and architecture:

@@ -12,6 +12,8 @@ from .entries import NAMES, parameters
 from .kv_quantization import refused_here
 from .table import DOCS
 
+pytestmark = pytest.mark.compiles
+
 LINE = re.compile(r"^\| (\S+) \| (padded|joined|exact|alone) \|.*\| (?:all layers|\d+ of \d+ caches|here alone) \|", re.MULTILINE)
 WAYS: dict[str, Any] = dict(LINE.findall(DOCS.read_text(encoding="utf-8")))
 

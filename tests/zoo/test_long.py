@@ -14,6 +14,8 @@ from .ropes import ROPES, WIDE
 from .trial import TEXTS, choices, generating, in_chunks, prompts, requests, scoring, small
 from .windows import WINDOW
 
+pytestmark = pytest.mark.compiles
+
 # What decoding past the border begins at: before it, at it, a little behind, far behind it.
 LENGTHS = (3, WINDOW - 1, WINDOW, WINDOW + 1, 50, 20)
 TOKENS = (30, 4, 12, 20, 9, 15)

@@ -13,6 +13,8 @@ from .entries import NAMES, entry, parameters
 from .faults import FAULTS
 from .table import DOCS, HEAD
 
+pytestmark = pytest.mark.compiles
+
 CELL = r"([^|]*?)"
 ROW = re.compile(rf"\| ([\w-]+) \| (padded|joined|exact|alone) \| {CELL} \| {CELL} \| (apart|whole) \| {CELL} \| {CELL} \|")
 PAGE = DOCS.read_text(encoding="utf-8")

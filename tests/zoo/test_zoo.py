@@ -27,6 +27,8 @@ from .entries import (
 )
 from .trial import TEXTS, Alone, choices, forced, generating, in_chunks, prompts, scoring, small
 
+pytestmark = pytest.mark.compiles
+
 by_name = pytest.mark.parametrize("name", parameters(NAMES))
 
 

@@ -24,10 +24,9 @@ from mlx_lm.models.cache import BatchKVCache, KVCache
 from numpy.typing import NDArray
 
 from ..support.kernel_models import needed
-from ..support.kernel_pairs import KINDS, Both, close, ids
+from ..support.kernel_pairs import KINDS, QUICK, Both, close, ids
 
 pytestmark = needed
-QUICK = ("llama", "qwen3", "phi3", "granite", "olmo2", "mixtral", "gemma2")  # each layout
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from mlx_bulk.runner.patched_layers.layer_patching import patch_layers
 from mlx_lm.utils import dequantize_model
 
 from ..support import kernel_models, tiny
-from ..support.kernel_pairs import KINDS, Both, close, ids, network
+from ..support.kernel_pairs import KINDS, QUICK, Both, close, ids, network
 
 pytestmark = kernel_models.needed
 
@@ -47,7 +47,7 @@ def pair(kind: str = "llama", bits: int = 4) -> Both:
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in KINDS])
 def test_whole_blocks_of_quantized_weights(kind: str, bits: int):
     both = pair(kind, bits)
     assert any(isinstance(layer, nn.QuantizedLinear) for layer in both.networks[1].model.layers[0].modules())

@@ -71,6 +71,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "olmoe": {**tiny.CONFIGS["mixtral"], "num_experts": 4, "norm_topk_prob": True, "attention_bias": False, "mlp_bias": False},
     "gemma2": {"query_pre_attn_scalar": 32, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 30.0},
 }
+QUICK = ("llama", "qwen3", "phi3", "granite", "olmo2", "mixtral", "gemma2")  # each layout
 WINDOWED: dict[str, dict[str, Any]] = {"gemma3_text": tiny.CONFIGS["gemma3_text"]}  # a window of 8 tokens in one of two layers
 HALVES = (
     "ernie4_5_moe",
