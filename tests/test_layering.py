@@ -103,7 +103,7 @@ def imports_of(path: Path) -> list[Import]:
 
 
 def statements(tree: ast.AST) -> Iterator[ast.AST]:
-    """A file's statements, at any depth; a twelfth of its nodes, as expressions hold no import."""
+    """A file's statements, at any depth: a twelfth of its nodes. No expression holds an import."""
     for field in ("body", "handlers", "orelse", "finalbody", "cases"):
         within: Any = getattr(tree, field, None)
         for node in within if isinstance(within, list) else ():
