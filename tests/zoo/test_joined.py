@@ -12,8 +12,6 @@ from .configs import CONFIGS
 from .entries import NAMES, parameters
 from .trial import prompts
 
-pytestmark = pytest.mark.compiles
-
 # Their layers have one projection for all, or projections of other names; Phi-3-small has them both, and no projection twice.
 NOTHING_TO_JOIN = {
     "dbrx",
