@@ -5,7 +5,7 @@ What it finds stays the same. The names are remembered in the user's cache; the 
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from hashlib import blake2b
 from importlib.abc import Loader
@@ -14,7 +14,7 @@ from inspect import signature
 from pathlib import Path
 from time import time_ns
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 from ...kernels.backend import cache_folder
 from ...runner.files.checked_json import read_document
@@ -22,10 +22,17 @@ from ...runner.files.file_stamp import Stamp, is_settled, stamp_of
 from ...runner.files.user_cache import remember
 
 Names = dict[frozenset[str], dict[str, set[str]]]  # the names that each module defines, by the libraries that they need
-Define = Callable[[Any, str | None], Names]
 
 _FORM = 1  # of what is remembered; another one for each change of it
 _NOT_READ = ("convert_", "modular_")  # files of transformers whose names begin so define nothing that it offers
+
+
+class Define(Protocol):
+    """transformers' function that finds names."""
+
+    def __call__(self, module_path: Any, /, prefix: str | None = None) -> Names:
+        """Finds the names in a folder, or in the folder of a file; ``prefix`` comes before the names of modules."""
+        ...
 
 
 def remember_names() -> None:

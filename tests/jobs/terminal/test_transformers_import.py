@@ -69,7 +69,7 @@ class Library:
     def model(self) -> Path:
         return self.root / "models" / "one"
 
-    def define(self, folder: Path, prefix: str | None) -> Any:
+    def define(self, folder: Path, prefix: str | None = None) -> Any:
         self.reads += 1
         files = [file for file in folder.rglob("*.py") if not file.name.startswith("modular_")]
         return {frozenset({"torch"}): {".".join(file.relative_to(folder).with_suffix("").parts): {file.read_text()} for file in files}}
@@ -177,6 +177,6 @@ def test_what_one_caller_adds_is_not_there_for_the_next(library: Library):
     ids=["libraries in a tuple", "names in a list", "a module without a name", "lists"],
 )
 def test_names_in_another_form_are_left_to_transformers(library: Library, found: Any):
-    faster = remembered(lambda folder, prefix: found, library.root / "utils" / "import_utils.py")
+    faster = remembered(lambda folder, prefix=None: found, library.root / "utils" / "import_utils.py")
     assert faster(library.root / "models", "models") == found
     assert not library.kept.exists()

@@ -188,7 +188,7 @@ def test_activations_inside_a_function_that_mlx_compiles_are_left_to_mlx(file: s
     own: Any = getattr(module, function)
     assert module.nn is nn
     try:
-        module.nn = kernel_injection._fast_nn()
+        module.nn = kernel_injection._fast_nn()  # pyright: ignore[reportPrivateUsage]
         kernel_injection.functions_used.clear()
         own(mx.ones((2, 8)), *given)
         assert kernel_injection.functions_used == set()
