@@ -1,9 +1,15 @@
-"""A row's key, and its place for messages."""
+"""A row's key, its place for messages, and whether finished rows still have their keys."""
 
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+import pyarrow as pa
 
 from ...configs.data import DataConfig
 from ...configs.explain import shown
+from ..core.requests import BadRow, Row
 from ..formats.entry import Entry, UnreadableError
 from ..formats.source import Source
 from .column_paths import lookup
@@ -36,3 +42,39 @@ def _custom_id(value: object) -> str:
 def row_place(source: Source, entry: Entry, position: int) -> str:
     """Returns a row's place for messages: file and 1-based line, or file and position in the input."""
     return f"{source.path}, line {entry.line}" if entry.line is not None else f"{source.path}, row {position} of the input"
+
+
+@dataclass(slots=True, frozen=True)
+class ChangedKey:
+    """A finished row whose place another row has taken; ``now`` is None where that cannot be read."""
+
+    row: int
+    finished: str
+    now: str | None
+
+
+def changed_key(finished: Callable[[], Iterable[pa.RecordBatch]], rows: Iterable[Row | BadRow]) -> ChangedKey | None:
+    """Returns the first of the input's ``rows`` whose key is not that of what is finished in its place; None where all are the same.
+
+    finished: yields records with their columns ``row`` and ``key``. Places without one, and failures without a key, are passed over.
+    """
+    hashes, known = np.zeros(0, np.int64), np.zeros(0, np.bool_)
+    for batch in finished():
+        at = batch.column("row").to_numpy()
+        if len(at) and (size := int(at.max()) + 1) > len(known):
+            hashes, known = (np.concatenate([table, np.zeros(max(size, len(known)), table.dtype)]) for table in (hashes, known))
+        keys = batch.column("key").to_pylist()
+        hashes[at] = [hash(key) for key in keys]
+        known[at] |= [key is not None for key in keys]
+    for row in rows:
+        if row.position >= len(known):
+            return None
+        if known[row.position] and hash(row.key) != hashes[row.position]:
+            old = next(key for batch in finished() if (key := _key_of(batch, row.position)) is not None)
+            return ChangedKey(row.position, old, row.key)
+    return None
+
+
+def _key_of(batch: pa.RecordBatch, row: int) -> str | None:
+    at = np.flatnonzero(batch.column("row").to_numpy() == row)
+    return batch.column("key")[int(at[0])].as_py() if len(at) else None

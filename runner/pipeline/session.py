@@ -15,11 +15,14 @@ from typing import Any, get_args
 
 import pyarrow as pa
 
+from ...configs.explain import shown
 from ...configs.schema import JobConfig
 from ..core.errors import DriftError
 from ..core.host_process import HostProcess, Orders
 from ..core.progress import Progress
 from ..core.shard_layout import Layout
+from ..data.reader import read_rows
+from ..data.row_key import changed_key
 from ..data.scan import SCAN_FILE, accept_stdin
 from ..data.spooled_stdin import drop_spooled, reads_stdin
 from ..files.disk_space import room_on
@@ -33,6 +36,7 @@ from ..runs.run_dir import RunDir, Start
 from ..runs.run_files import unchecked_run
 from ..runs.run_pictures import pictures_came
 from ..runs.summary import SESSION_FIGURES, Summary, overall_figures
+from ..store.results import sound_records
 from ..store.writer import Writer
 from .heartbeat import Heartbeat
 from .job import Kind
@@ -146,6 +150,8 @@ class _Session:
 
         def accepted() -> None:
             nonlocal spec
+            if inputs_key(inputs) in adopt:
+                self._require_same_keys(spec, inputs_key(inputs))
             spec = replace(spec, scan=accept_stdin(spec.scan))
 
         adopt = self.start.adopt
@@ -175,6 +181,22 @@ class _Session:
             layout,
             recovered,
             writer,
+        )
+
+    def _require_same_keys(self, spec: RunSpec, key: str) -> None:
+        """Raises DriftError where the adopted input has another row in a finished row's place, as their keys show."""
+        data, root = self.config.data, self.run_dir.root
+        if data.key_column is None:
+            return
+        retried = self.start.retry_errors  # then users mend failed rows, and their keys
+        rows = read_rows(spec.scan, data, [range(spec.scan.rows)])
+        if (changed := changed_key(lambda: sound_records(root, ["row", "key"], errors=not retried), rows)) is None:
+            return
+        now = "cannot be read" if changed.now is None else f"has the key {shown(changed.now)}"
+        raise DriftError(
+            f"{root}: --adopt {key}: row {changed.row} of the input {now}, and what is finished in its place is of "
+            f"{shown(changed.finished)}. Keep the finished rows in front, in their places, and put new rows behind them; or start over "
+            "with --overwrite (this removes the run's results)."
         )
 
     def _inputs(self, spec: RunSpec) -> dict[str, Any]:

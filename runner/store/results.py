@@ -66,6 +66,21 @@ def finished_errors(run: Path) -> Iterator[pa.RecordBatch]:
         yield from journal.errors
 
 
+def sound_records(run: Path, columns: list[str], errors: bool) -> Iterator[pa.RecordBatch]:
+    """Yields these columns of all finished results, with ``errors`` also of the failures, in no order.
+
+    Damaged parts are left out, as the next start does their shards again. The caller holds the run's lock.
+    """
+    paths = RunPaths(run)
+    for commit in read_commits(paths).commits.values():
+        for part_of in (_results_of, _errors_of)[: 1 + errors]:
+            with suppress(RunDirError):
+                yield from _shard_batches(paths, commit, part_of, columns)
+    for journal in _journals(run):
+        for batch in (*journal.results, *(journal.errors if errors else ())):
+            yield batch.select(columns)
+
+
 def _journals(run: Path) -> list[Journal]:
     paths = RunPaths(run)
     return [each.journal for each in uncommitted_journals(journal_files(paths), read_commits(paths)) if each.journal is not None]

@@ -53,6 +53,53 @@ def test_another_input_is_taken_where_the_user_vouches_for_it(bench: Bench):
     assert "committed with 5 rows, the input now gives it 4" in shorter.last_line
 
 
+KEYED = {"data": {"key": "id"}, "output": {"fsync_seconds": 0}}
+NEW: Record = {"id": "new", "q": "Who is there?"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "row", "now", "finished"),
+    [
+        ([NEW, *ROWS], 0, '"new"', '"a"'),
+        ([*ROWS[1:], NEW], 0, '"b"', '"a"'),
+        ([ROWS[0], *ROWS[:0:-1]], 1, '"e"', '"b"'),
+        ([*ROWS[:3], {"q": "no key"}, ROWS[4]], 3, None, '"d"'),
+    ],
+    ids=["a row before the others", "the first row gone", "another order", "a row without its key"],
+)
+def test_keyed_rows_are_adopted_in_their_places_alone(bench: Bench, rows: list[Record], row: int, now: str | None, finished: str):
+    assert bench.run("--overwrite", rows=ROWS, **KEYED).code == 0
+    before, run = kept(bench), (bench.root / "run" / "run.json").read_bytes()
+    done = bench.run("--adopt", "data.path", rows=rows, **KEYED)
+    assert done.code == 4
+    has = "cannot be read" if now is None else f"has the key {now}"
+    assert (
+        f"--adopt data.path: row {row} of the input {has}, and what is finished in its place is of {finished}. Keep the" in done.last_line
+    )
+    assert (kept(bench), (bench.root / "run" / "run.json").read_bytes()) == (before, run)
+    mended = [{**ROWS[0], "q": "What is 2 + 2 ?"}, *ROWS[1:], NEW]
+    grown = bench.run("--adopt", "data.path", rows=mended, **KEYED)
+    assert (grown.code, [record["key"] for record in grown.records]) == (0, ["a", "b", "c", "d", "e", "new"])
+
+
+def test_keys_of_failures_count_unless_these_are_done_again(bench: Bench):
+    rows: list[Record] = [{"id": "bad", "q": None}, *ROWS[:2]]
+    stopped = bench.run("--overwrite", rows=rows, **KEYED)
+    assert (stopped.code, stopped.errors[0]["key"]) == (3, "bad")
+    mended: list[Record] = [{"id": "good", "q": "Good."}, *rows[1:]]
+    assert 'has the key "good"' in bench.run("--adopt", "data.path", rows=mended, **KEYED).last_line
+    done = bench.run("--adopt", "data.path", "--retry-errors", rows=mended, **KEYED)
+    assert (done.code, [record["key"] for record in done.records]) == (0, ["good", "a", "b"])
+
+
+def test_a_damaged_part_does_not_stand_in_the_way_of_an_adopted_input(bench: Bench):
+    assert bench.run("--overwrite", rows=ROWS, **KEYED).code == 0
+    (part,) = (bench.root / "run" / "results").glob("*.arrow")
+    part.write_bytes(b"")
+    done = bench.run("--adopt", "data.path", rows=[NEW, *ROWS], **KEYED)
+    assert (done.code, [record["key"] for record in done.records]) == (0, ["new", "a", "b", "c", "d", "e"])
+
+
 def test_a_sweeps_cells_adopt_the_change_each(bench: Bench):
     config = yaml.safe_load(bench.write_config().read_text(encoding="utf-8"))
     del config["output"]
