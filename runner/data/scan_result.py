@@ -4,7 +4,8 @@ Does not read the input itself.
 """
 
 import base64
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -56,6 +57,12 @@ class Scan:
     def columns(self) -> list[str]:
         """Lists the columns' names, in order of first appearance."""
         return list(self.schema.names)
+
+    def in_order(self, names: Sequence[str]) -> "Scan":
+        """Returns the same input with the columns ``names`` first, in this order, as far as it has them."""
+        first = [name for name in names if name in self.schema.names]
+        rest = [name for name in self.schema.names if name not in set(first)]
+        return replace(self, schema=pa.schema([self.schema.field(name) for name in (*first, *rest)], self.schema.metadata))
 
     @property
     def column_types(self) -> dict[str, pa.DataType | None]:

@@ -22,6 +22,7 @@ from ..core.shard_layout import covered_rows, rounds_of
 from ..images.named_files import changed_blocks
 
 COLUMN = "column "
+_INPUT = f"{COLUMN}input."
 INPUTS = "data.path"
 
 _REFERENCE = "score.reference"  # null where there is none, else keys below it
@@ -107,10 +108,15 @@ def columns_of(schema: pa.Schema) -> dict[str, str]:
     columns: dict[str, str] = {}
     for field in schema:
         inner = list(field.type) if field.name == "input" and pa.types.is_struct(field.type) else []
-        columns |= {f"{COLUMN}input.{child.name}": _type(child) for child in inner} or {f"{COLUMN}{field.name}": _type(field)}
+        columns |= {f"{_INPUT}{child.name}": _type(child) for child in inner} or {f"{COLUMN}{field.name}": _type(field)}
         if ranges := (field.metadata or {}).get(b"ranges"):
             columns[f"ranges of {COLUMN}{field.name}"] = f"sha256 {hashlib.sha256(ranges).hexdigest()}"
     return columns
+
+
+def input_columns(identity: dict[str, Any]) -> list[str]:
+    """Returns the names of the input's columns in a run's identity, in the order of its records."""
+    return [key.removeprefix(_INPUT) for key in identity if key.startswith(_INPUT)]
 
 
 def _type(field: pa.Field) -> str:

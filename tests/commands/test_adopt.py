@@ -1,5 +1,6 @@
 """Tests ``--adopt``: a user accepts a change between two starts of a run."""
 
+import mlx_bulk
 import pytest
 import yaml
 from mlx_bulk.runner.files.checked_lines import read_lines
@@ -90,6 +91,20 @@ def test_keys_of_failures_count_unless_these_are_done_again(bench: Bench):
     assert 'has the key "good"' in bench.run("--adopt", "data.path", rows=mended, **KEYED).last_line
     done = bench.run("--adopt", "data.path", "--retry-errors", rows=mended, **KEYED)
     assert (done.code, [record["key"] for record in done.records]) == (0, ["good", "a", "b"])
+
+
+def test_columns_keep_the_order_that_the_run_has(bench: Bench):
+    batch = {"rows_per_shard": 4}
+    before = bench.run("--overwrite", rows=ROWS, batch=batch, **KEYED)
+    assert [child.name for child in before.table.schema.field("input").type] == ["id", "q"]
+    turned: list[Record] = [dict(reversed(row.items())) for row in [*ROWS, NEW]]
+    done = bench.run("--adopt", "data.path", rows=turned, batch=batch, **KEYED)
+    assert (done.code, "has columns that are not the run's" in done.stderr) == (0, False)
+    assert mlx_bulk.results(done.output).to_pylist()[:5] == before.records
+    assert [record["input"] for record in done.records] == [*ROWS, NEW]
+    assert {path.name for path in (done.output / "results").iterdir()} == {"part-00000000.arrow", "part-00000001.g2.arrow"}
+    more = bench.run("--adopt", "data.path", rows=[{**row, "more": 1} for row in turned], batch=batch, **KEYED)
+    assert (more.code, "column input.more" in more.stderr) == (4, True)
 
 
 def test_a_damaged_part_does_not_stand_in_the_way_of_an_adopted_input(bench: Bench):
