@@ -26,13 +26,12 @@ from ..openai.answer_format import AnswerFormat
 from ..openai.endpoints import CHAT, COMPLETIONS, ENDPOINTS, GRAMMAR_FIELDS, RESPONSES
 from ..openai.refusal import RequestRefused
 from ..openai.request import AskedLogprobs, BatchRequest, model_named, read_request
+from ..statistics.completion_stats import REQUEST
 from ..terminal.tables import count_text
 from .prompt_encoding import shows_tools
 from .row_settings import RowSettings, sampling_parameters
 
 log = logging.getLogger("mlx_bulk")
-
-REQUEST = "request"  # the column that holds what an answer repeats of its request, as JSON
 
 _MOST_TOP = 20
 _FIGURES = ("top_ids", "top_logprobs", "ranks", "entropies")

@@ -153,8 +153,10 @@ def _quality(found: RecordPass | None, row: Json | None) -> Iterator[Card]:
         yield Card("Perplexity", figure(row["token_perplexity"], row.get("token_perplexity_stderr")), "a token, over the corpus")
         if row.get("bits_per_byte") is not None:
             yield Card("Bits per byte", figure(row["bits_per_byte"]))
+    elif row is not None and math.isfinite(row.get("completion_perplexity") or math.inf):
+        yield Card("Perplexity", figure(row["completion_perplexity"]), "of all completions, as the model itself sees them")
     elif found.nll.mean is not None:
-        note = "of all tokens, as the model itself sees them" + (
+        note = "of the tokens with a logprob, as the model itself sees them" + (
             f"; without {found.nll.infinite:,} of no chance" if found.nll.infinite else ""
         )
         yield Card("Perplexity", figure(math.exp(min(700.0, found.nll.mean))), note)

@@ -1,19 +1,24 @@
 """Computes the statistics of completions: one row of sums and counts, and the perplexities. They follow from the records alone."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from ...runner.store.results import read_results
 from .standard_errors import list_sum, perplexity
 
+REQUEST = "request"  # the column of a Batch file's records that says how many prompts a row has, as JSON
+
 COUNTS = (
     "rows",  # with at least one record
     "records",
-    "prompt_tokens",  # counted once a row, however many samples it has
+    "prompt_tokens",  # of each prompt once, however many samples it has
     "completion_tokens",
     "stopped",
     "at_max_tokens",
@@ -33,14 +38,19 @@ def completion_statistics(run: Path, context: int | None, max_tokens: int | None
     count: dict[str, int] = dict.fromkeys(COUNTS, 0)
     completion: list[float] = []
     prompt: list[float] = []
-    before, echo = -1, False
+    before, echo = (-1, 0), False
+    several = _samples_of_prompts(run)
     for batch in read_results(run):
+        if not batch.num_rows:
+            continue
         rows, prompts, completions = (batch.column(name).to_numpy() for name in ("row", "prompt_tokens", "completion_tokens"))
-        first = np.diff(rows, prepend=before) != 0
-        before = int(rows[-1]) if len(rows) else before
+        numbers = _prompt_numbers(rows, batch, several)
+        new_row = np.diff(rows, prepend=before[0]) != 0
+        first = new_row | (np.diff(numbers, prepend=before[1]) != 0)
+        before = int(rows[-1]), int(numbers[-1])
         by_length = np.array(batch.column("finish_reason").to_pylist(), object) == "length"
         full = by_length & (prompts + completions == (context or -1))
-        count["rows"] += int(first.sum())
+        count["rows"] += int(new_row.sum())
         count["records"] += batch.num_rows
         count["prompt_tokens"] += int(prompts[first].sum())
         count["completion_tokens"] += int(completions.sum())
@@ -62,6 +72,28 @@ def completion_statistics(run: Path, context: int | None, max_tokens: int | None
             count["prompt_scored"] += scored
             count["minus_infinity"] += _impossible(of_rows)
     return _table(count, math.fsum(completion), math.fsum(prompt) if echo else None, clipped=bool(max_tokens and context))
+
+
+def _samples_of_prompts(run: Path) -> dict[int, int]:
+    """Returns how many samples each prompt of a row has, for the rows of a Batch file that have several prompts."""
+    first = next(iter(read_results(run)), None)
+    if first is None or REQUEST not in first.schema.names:
+        return {}
+    prompts, samples = dict[int, int](), dict[int, int]()
+    for batch in read_results(run, ["row", "sample", REQUEST]):
+        for record in batch.filter(pc.match_substring(batch.column(REQUEST), '"prompts": ')).to_pylist():
+            if (number := int(json.loads(record[REQUEST]).get("prompts", 1))) > 1:
+                prompts[record["row"]] = number
+                samples[record["row"]] = max(samples.get(record["row"], 0), record["sample"] + 1)
+    return {row: -(-samples[row] // number) for row, number in prompts.items()}
+
+
+def _prompt_numbers(rows: NDArray[np.int64], batch: pa.RecordBatch, several: dict[int, int]) -> NDArray[np.int64]:
+    """Returns for each record which of its row's prompts it continues: one prompt's samples come after the other's."""
+    if not several:
+        return np.zeros(len(rows), np.int64)
+    each = np.array([several.get(row, 0) for row in rows.tolist()], np.int64)
+    return np.where(each > 0, batch.column("sample").to_numpy() // np.maximum(each, 1), 0)
 
 
 def _impossible(lists: pa.Array) -> int:

@@ -1,17 +1,20 @@
 """Tests ``mlx-bulk report``: pages of finished and unfinished runs, text that must not act as HTML, and failures."""
 
 import json
+import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from mlx_bulk.configs.load import load_config
 from mlx_bulk.jobs.cli.main import cli
 from mlx_bulk.jobs.kinds import KINDS
 from mlx_bulk.jobs.report.page import Card, Page, render_page, script_json
+from mlx_bulk.jobs.terminal.tables import figure
 from mlx_bulk.runner.core.host_process import HostProcess
 from mlx_bulk.runner.files.checked_json import write_document
 from mlx_bulk.runner.files.checked_lines import append_line
@@ -94,6 +97,18 @@ def test_a_generation_with_everything(bench: Bench):
             assert [value for _, value in token[4]] == pytest.approx(top, abs=6e-4)
             if rank == 1:
                 assert token[4][0][1] == token[1]
+
+
+@pytest.mark.usefixtures("no_charts")
+def test_the_perplexity_is_that_of_all_completions(bench: Bench):
+    """Of a Batch file's requests only some may ask for logprobs; each record has their sum."""
+    done = bench.run(logprobs={"tokens": False})
+    (row,) = pa.ipc.open_file(done.output / "stats.arrow").read_all().to_pylist()
+    total = sum(record["cumulative_logprob"] for record in done.records)
+    assert row["completion_perplexity"] == pytest.approx(math.exp(-total / sum(record["completion_tokens"] for record in done.records)))
+    assert (
+        f"Perplexity{figure(row['completion_perplexity'])}of all completions, as the model itself sees them" in reported(done.output).text
+    )
 
 
 @pytest.mark.usefixtures("no_charts")

@@ -1,5 +1,6 @@
 """Tests statistics of completions: closed forms on records written by hand, through the real writer."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -38,11 +39,11 @@ def record(prompt: list[float], completion: list[float], finish: str = "stop") -
     }
 
 
-def written(folder: Path, rows: list[list[dict[str, Any]]]) -> dict[str, Any]:
+def written(folder: Path, rows: list[list[dict[str, Any]]], schema: pa.Schema = SCHEMA) -> dict[str, Any]:
     """The statistics of a run whose rows have these records, a context of 10 and a max_tokens of 4."""
     with RunDir.open(folder) as run:
         run.bind({"config": {}, "identity": {}, "inputs": {"limit": None, "sources": []}})
-        writer = Writer(run, run.identity, SCHEMA, Layout(len(rows), 2), run.recover(Layout(len(rows), 2), SCHEMA), 5.0)
+        writer = Writer(run, run.identity, schema, Layout(len(rows), 2), run.recover(Layout(len(rows), 2), schema), 5.0)
         for row, records in enumerate(rows):
             writer.admit(row, len(records))
             for sample, one in enumerate(records):
@@ -59,6 +60,24 @@ def test_a_prompt_counts_once_however_many_samples_it_has(tmp_path: Path):
     assert (found["completion_tokens"], found["sum_logprob"]) == (5, -2.0)
     assert math.isclose(found["prompt_perplexity"], math.exp(2.0), rel_tol=1e-12)
     assert math.isclose(found["completion_perplexity"], math.exp(0.4), rel_tol=1e-12)
+
+
+def test_each_prompt_of_a_row_counts_once(tmp_path: Path):
+    """A line of a Batch file may have several prompts, also the same one twice; each has as many samples."""
+    completion = record([], [-0.5])
+
+    def of(prompt: list[float], samples: int, **said: Any) -> list[dict[str, Any]]:
+        return [{**completion, **record(prompt, [-0.5]), "request": json.dumps({"url": "/v1/completions", **said})}] * samples
+
+    several, twice = [-1.0, -2.0], [-3.0]
+    rows = [
+        [*of(several, 2, prompts=3), *of(twice, 4, prompts=3)],
+        of(twice, 2, prompts=1, prompt_logprobs=1),
+        of(twice, 1, echo=True),
+    ]
+    found = written(tmp_path / "run", rows, SCHEMA.append(pa.field("request", pa.large_string())))
+    assert (found["rows"], found["records"], found["completion_tokens"]) == (3, 9, 9)
+    assert (found["prompt_tokens"], found["prompt_scored"], found["prompt_sum_logprob"]) == (3 + 4 * 2, 2 + 4, -3.0 - 4 * 3.0)
 
 
 def test_ends_are_told_apart_and_clipped_prompts_counted(tmp_path: Path):
