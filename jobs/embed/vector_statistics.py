@@ -21,7 +21,10 @@ TYPES = {
 
 
 def embed_statistics(run: Path) -> pa.Table:
-    """Returns a table of one row. Norms are Euclidean lengths of the stored vectors; null for int8 and ubinary, which have none."""
+    """Returns a table of one row. Tokens and cuts are those of rows: a line of a Batch file may have several texts.
+
+    Norms are Euclidean lengths of the stored vectors; null for int8 and ubinary, which have none.
+    """
     counts = dict.fromkeys(("rows", "tokens", "truncated"), 0)
     most = dimensions = 0
     dtype: str | None = None
@@ -69,8 +72,8 @@ def embed_closing(statistics: pa.Table) -> str:
         return ""
     lines = align_columns(list(zip(*vector_figures(row), strict=True)), 0)
     if cut := row["truncated"]:
-        counts = f"{cut:,} of {count_text(row['rows'], 'text')} {'was' if cut == 1 else 'were'}"
-        lines.append(f"{counts} cut to the model's longest (column truncated; embed.too_long: error sets them aside)")
+        counts = f"{cut:,} of {count_text(row['rows'], 'row')} {'has' if cut == 1 else 'have'}"
+        lines.append(f"{counts} a text that was cut to the model's longest (column truncated; embed.too_long: error sets them aside)")
     return "\n".join(lines)
 
 

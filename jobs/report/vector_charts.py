@@ -41,5 +41,5 @@ def vector_cards(found: VectorFigures | None, records: int) -> Iterator[Card]:
     if found is None:
         return
     yield Card("Dimensions", f"{found.dimensions:,}", f"numbers of a vector, stored as {found.dtype}")
-    cut = f"{count_text(found.truncated, 'text')} {'was' if found.truncated == 1 else 'were'} cut"
+    cut = f"{count_text(found.truncated, 'row')} with a text that was cut"
     yield Card("Truncated", f"{100 * found.truncated / records:.1f} %", cut)

@@ -64,7 +64,10 @@ def test_the_end_of_a_run_says_what_was_embedded(tmp_path: Path, model: Path) ->
     }
     close([row["norm_min"], row["norm_mean"], row["norm_max"]], 1)
     assert "rows  tokens  mean tokens  most        vector  mean norm  min norm  max norm" in done.stderr
-    assert "3 of 5 texts were cut to the model's longest (column truncated; embed.too_long: error sets them aside)" in done.stderr
+    assert (
+        "3 of 5 rows have a text that was cut to the model's longest (column truncated; embed.too_long: error sets them aside)"
+        in done.stderr
+    )
     assert "complete: 5 of 5 rows; 29 tokens in" in done.last_line
 
 
@@ -108,7 +111,7 @@ def test_long_texts_are_cut_or_set_aside(tmp_path: Path) -> None:
     done = embed(tmp_path, model, texts=texts)
     assert done.table.column("tokens").to_pylist() == [8, 8, 3]  # a word of more than 100 letters is unknown
     assert done.table.column("truncated").to_pylist() == [True, False, False]
-    assert "1 of 3 texts was cut to the model's longest" in done.stderr
+    assert "1 of 3 rows has a text that was cut to the model's longest" in done.stderr
     close(vectors(done)[0], vectors(done)[1])
     done = embed(tmp_path, model, "--overwrite", texts=texts, code=3, embed={"too_long": "error"})
     [error] = done.errors
