@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
 from numpy.typing import NDArray
 
 from ...runner.store.results import read_results
 from .standard_errors import list_sum, perplexity
 
+_pc: Any = pyarrow.compute  # its functions come to be when it is imported: a type checker sees none
 REQUEST = "request"  # the column of a Batch file's records that says how many prompts a row has, as JSON
 
 COUNTS = (
@@ -81,7 +82,7 @@ def _samples_of_prompts(run: Path) -> dict[int, int]:
         return {}
     prompts, samples = dict[int, int](), dict[int, int]()
     for batch in read_results(run, ["row", "sample", REQUEST]):
-        for record in batch.filter(pc.match_substring(batch.column(REQUEST), '"prompts": ')).to_pylist():
+        for record in batch.filter(_pc.match_substring(batch.column(REQUEST), '"prompts": ')).to_pylist():
             if (number := int(json.loads(record[REQUEST]).get("prompts", 1))) > 1:
                 prompts[record["row"]] = number
                 samples[record["row"]] = max(samples.get(record["row"], 0), record["sample"] + 1)

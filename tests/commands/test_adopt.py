@@ -1,5 +1,7 @@
 """Tests ``--adopt``: a user accepts a change between two starts of a run."""
 
+from typing import Any
+
 import mlx_bulk
 import pytest
 import yaml
@@ -54,7 +56,7 @@ def test_another_input_is_taken_where_the_user_vouches_for_it(bench: Bench):
     assert "committed with 5 rows, the input now gives it 4" in shorter.last_line
 
 
-KEYED = {"data": {"key": "id"}, "output": {"fsync_seconds": 0}}
+KEYED: dict[str, Any] = {"data": {"key": "id"}, "output": {"fsync_seconds": 0}}
 NEW: Record = {"id": "new", "q": "Who is there?"}
 
 
