@@ -13,6 +13,7 @@ import numpy as np
 
 from ...configs.schema import GenerateConfig
 from ..openai.endpoints import CHAT, COMPLETIONS, RESPONSES
+from ..statistics.completion_stats import samples_a_prompt
 from .openai_logprobs import Json, Spelled, chat_logprobs, completion_logprobs, fill_first, prompt_logprobs
 
 
@@ -168,7 +169,7 @@ def _prompt_tokens(records: list[Json], prompts: int) -> int:
     """Counts the tokens of each prompt once: of several, each has as many samples, one prompt's after the other's."""
     if prompts == 1:
         return records[0]["prompt_tokens"]
-    each = -(-(1 + max(record["sample"] for record in records)) // prompts)
+    each = samples_a_prompt(1 + max(record["sample"] for record in records), prompts)
     return sum({record["sample"] // each: record["prompt_tokens"] for record in records}.values())
 
 

@@ -86,7 +86,12 @@ def _samples_of_prompts(run: Path) -> dict[int, int]:
             if (number := int(json.loads(record[REQUEST]).get("prompts", 1))) > 1:
                 prompts[record["row"]] = number
                 samples[record["row"]] = max(samples.get(record["row"], 0), record["sample"] + 1)
-    return {row: -(-samples[row] // number) for row, number in prompts.items()}
+    return {row: samples_a_prompt(samples[row], number) for row, number in prompts.items()}
+
+
+def samples_a_prompt(samples: int, prompts: int) -> int:
+    """Returns how many of a row's ``samples`` each of its prompts has, one prompt's after the other's; the last ones may have failed."""
+    return -(-samples // prompts)
 
 
 def _prompt_numbers(rows: NDArray[np.int64], batch: pa.RecordBatch, several: dict[int, int]) -> NDArray[np.int64]:

@@ -60,12 +60,13 @@ def changed_key(finished: Callable[[], Iterable[pa.RecordBatch]], rows: Iterable
     """
     hashes, known = np.zeros(0, np.int64), np.zeros(0, np.bool_)
     for batch in finished():
-        at = batch.column("row").to_numpy()
-        if len(at) and (size := int(at.max()) + 1) > len(known):
+        keyed = batch.filter(batch.column("key").is_valid())
+        if not keyed.num_rows:
+            continue
+        at = keyed.column("row").to_numpy()
+        if (size := int(at.max()) + 1) > len(known):
             hashes, known = (np.concatenate([table, np.zeros(max(size, len(known)), table.dtype)]) for table in (hashes, known))
-        keys = batch.column("key").to_pylist()
-        hashes[at] = [hash(key) for key in keys]
-        known[at] |= [key is not None for key in keys]
+        hashes[at], known[at] = [hash(key) for key in keyed.column("key").to_pylist()], True
     for row in rows:
         if row.position >= len(known):
             return None

@@ -7,6 +7,7 @@ What stands between reader and writer is the session's ``SessionWork``: a model 
 
 import logging
 import secrets
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,7 +37,7 @@ from ..runs.run_dir import RunDir, Start
 from ..runs.run_files import unchecked_run
 from ..runs.run_pictures import pictures_came
 from ..runs.summary import SESSION_FIGURES, Summary, overall_figures
-from ..store.results import sound_records
+from ..store.results import finished_errors, finished_results
 from ..store.writer import Writer
 from .heartbeat import Heartbeat
 from .job import Kind
@@ -188,9 +189,13 @@ class _Session:
         data, root = self.config.data, self.run_dir.root
         if data.key_column is None:
             return
-        retried = self.start.retry_errors  # then users mend failed rows, and their keys
-        rows = read_rows(spec.scan, data, [range(spec.scan.rows)])
-        if (changed := changed_key(lambda: sound_records(root, ["row", "key"], errors=not retried), rows)) is None:
+
+        def finished() -> Iterator[pa.RecordBatch]:
+            yield from finished_results(root, ["row", "key"], sound=True)
+            if not self.start.retry_errors:  # with it users mend failed rows, and their keys
+                yield from finished_errors(root, ["row", "key"], sound=True)
+
+        if (changed := changed_key(finished, read_rows(spec.scan, data, [range(spec.scan.rows)]))) is None:
             return
         now = "cannot be read" if changed.now is None else f"has the key {shown(changed.now)}"
         raise DriftError(

@@ -5,7 +5,7 @@ Knows no columns.
 """
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -47,38 +47,29 @@ def read_errors(run: Path, columns: list[str] | None = None, without: Collection
     return _committed(RunPaths(run), _errors_of, columns, without)
 
 
-def finished_results(run: Path) -> Iterator[pa.RecordBatch]:
+def finished_results(run: Path, columns: list[str] | None = None, sound: bool = False) -> Iterator[pa.RecordBatch]:
     """Yields all finished results of the run directory ``run``: the committed ones, then those in journals, in no order.
 
-    Otherwise as ``read_results``. The caller holds the run's lock: a shard that is committed meanwhile could be read twice.
+    sound: parts that are missing or damaged are passed over, as the next start does their shards again. Otherwise as ``read_results``. The
+    caller holds the run's lock: a shard that is committed meanwhile could be read twice.
     """
     journals = _journals(run)
-    yield from read_results(run)
+    yield from _committed(RunPaths(run), _results_of, columns, sound=sound)
     for journal in journals:
-        yield from journal.results
+        yield from _selected(journal.results, columns)
 
 
-def finished_errors(run: Path) -> Iterator[pa.RecordBatch]:
+def finished_errors(run: Path, columns: list[str] | None = None, sound: bool = False) -> Iterator[pa.RecordBatch]:
     """Yields all failures that count as done, as ``finished_results`` does; those that a retry does again are left out."""
     journals = _journals(run)
-    yield from read_errors(run, without={journal.header.shard for journal in journals if journal.header.retry})
+    redone = {journal.header.shard for journal in journals if journal.header.retry}
+    yield from _committed(RunPaths(run), _errors_of, columns, redone, sound)
     for journal in journals:
-        yield from journal.errors
+        yield from _selected(journal.errors, columns)
 
 
-def sound_records(run: Path, columns: list[str], errors: bool) -> Iterator[pa.RecordBatch]:
-    """Yields these columns of all finished results, with ``errors`` also of the failures, in no order.
-
-    Damaged parts are left out, as the next start does their shards again. The caller holds the run's lock.
-    """
-    paths = RunPaths(run)
-    for commit in read_commits(paths).commits.values():
-        for part_of in (_results_of, _errors_of)[: 1 + errors]:
-            with suppress(RunDirError):
-                yield from _shard_batches(paths, commit, part_of, columns)
-    for journal in _journals(run):
-        for batch in (*journal.results, *(journal.errors if errors else ())):
-            yield batch.select(columns)
+def _selected(batches: list[pa.RecordBatch], columns: list[str] | None) -> Iterator[pa.RecordBatch]:
+    yield from batches if columns is None else (batch.select(columns) for batch in batches)
 
 
 def _journals(run: Path) -> list[Journal]:
@@ -168,10 +159,12 @@ def _committed(
     part_of: PartOf,
     columns: list[str] | None,
     without: Collection[int] = (),
+    sound: bool = False,
 ) -> Iterator[pa.RecordBatch]:
     for shard, commit in sorted(read_commits(paths).commits.items()):
         if shard not in without:
-            yield from _shard_batches(paths, commit, part_of, columns)
+            with suppress(RunDirError) if sound else nullcontext():
+                yield from _shard_batches(paths, commit, part_of, columns)
 
 
 def _shard_batches(paths: RunPaths, commit: Commit, part_of: PartOf, columns: list[str] | None) -> Iterator[pa.RecordBatch]:

@@ -1,14 +1,17 @@
 """Tests reading of committed parts: each is checked, and one is open at a time."""
 
 import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
+from mlx_bulk.runner.core.errors import RunDirError
 from mlx_bulk.runner.store import journal
 from mlx_bulk.runner.store.commit_log import Commit, append_commit
 from mlx_bulk.runner.store.part_file import PartDeclaration, errors_schema, write_part
 from mlx_bulk.runner.store.paths import RunPaths
-from mlx_bulk.runner.store.results import checked_parts, read_results, sound_records
+from mlx_bulk.runner.store.results import checked_parts, finished_errors, finished_results, read_results
 
 SCHEMA = pa.schema([("row", pa.int64())])
 SHARDS = 120
@@ -32,7 +35,7 @@ def test_a_run_may_have_more_parts_than_a_process_may_have_files(tmp_path: Path)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_sound_records_are_those_of_whole_parts_and_of_journals(tmp_path: Path) -> None:
+def test_finished_records_are_those_of_whole_parts_and_of_journals(tmp_path: Path) -> None:
     paths, schema = RunPaths(tmp_path), pa.schema([("row", pa.int64()), ("key", pa.string()), ("text", pa.string())])
     for folder in (paths.results, paths.errors, paths.journal):
         folder.mkdir()
@@ -49,9 +52,10 @@ def test_sound_records_are_those_of_whole_parts_and_of_journals(tmp_path: Path) 
     journal.append(begun, journal.ERRORS, pa.RecordBatch.from_pylist([dict.fromkeys(failures.names) | failed], schema=failures))
     journal.sync_journal(begun)
 
-    def keys(errors: bool) -> list[tuple[int, str]]:
-        batches = sound_records(tmp_path, ["row", "key"], errors)
+    def keys(batches: Iterator[pa.RecordBatch]) -> list[tuple[int, str]]:
         return [(record["row"], record["key"]) for batch in batches for record in batch.to_pylist()]
 
-    assert keys(errors=False) == [(0, "part 0"), (2, "journal")]
-    assert keys(errors=True) == [(0, "part 0"), (2, "journal"), (3, "failure")]
+    assert keys(finished_results(tmp_path, ["row", "key"], sound=True)) == [(0, "part 0"), (2, "journal")]
+    assert keys(finished_errors(tmp_path, ["row", "key"], sound=True)) == [(3, "failure")]
+    with pytest.raises(RunDirError, match="is damaged"):
+        keys(finished_results(tmp_path))
