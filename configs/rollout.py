@@ -20,7 +20,7 @@ from .fields import (
 )
 from .logprobs import LogprobsConfig
 from .rewards import RewardConfig
-from .sampling import SamplingConfig
+from .sampling import FILTER_NAMES, FILTERS, SamplingConfig
 from .schema import GenerateConfig, ModelConfig
 
 
@@ -42,9 +42,7 @@ class RolloutSampling(SamplingConfig):
 class RolloutLogprobs(LogprobsConfig):
     """Which logprobs the records hold beside those that a trainer needs, which are always there."""
 
-    kept: Flag = Field(
-        default=False, description="The ids that the filters (top_k, top_p, min_p, typical_p, XTC) left to draw from, for each token."
-    )
+    kept: Flag = Field(default=False, description=f"The ids that the filters ({FILTER_NAMES}) left to draw from, for each token.")
 
     @model_validator(mode="after")
     def _has_the_tokens(self) -> Self:
@@ -179,10 +177,9 @@ class RolloutConfig(GenerateConfig):
     @model_validator(mode="after")
     def _filters_to_keep(self) -> Self:
         sampling = self.sampling
-        filters = {"top_p": sampling.top_p < 1, "top_k": sampling.top_k > 0, "min_p": sampling.min_p > 0}
-        filters |= {"typical_p": sampling.typical_p < 1, "xtc_probability": sampling.xtc_probability > 0}
-        if self.logprobs.kept and not any(filters.values()) and not filters.keys() & sampling.columns.keys():
+        filtering = any(name in sampling.columns or getattr(sampling, name) != off for name, off in FILTERS.items())
+        if self.logprobs.kept and not filtering:
             raise contradiction(
-                "logprobs.kept", f"found true; expected false, since none of {', '.join(filters)} leaves a token out; remove it"
+                "logprobs.kept", f"found true; expected false, since none of {', '.join(FILTERS)} leaves a token out; remove it"
             )
         return self

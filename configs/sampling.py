@@ -27,6 +27,10 @@ from .fields import (
     nearest,
 )
 
+# The settings that leave tokens out of a draw, each with the value at which it is off. xtc_threshold acts through xtc_probability alone.
+FILTERS: dict[str, float] = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "typical_p": 1.0, "xtc_probability": 0.0}
+FILTER_NAMES = "top_k, top_p, min_p, typical_p, XTC"  # as messages and descriptions list them
+
 
 class SamplingConfig(Section):
     """How tokens are drawn, and when a completion ends."""

@@ -38,7 +38,6 @@ WITHOUT_EFFECT = ("device", "max_batch_size", "parallelize", "logits_cache", "so
 # Settings of a generation config that transformers' generate follows and we do not, with the value that does nothing.
 NOT_FOLLOWED = {
     "num_beams": 1,
-    "typical_p": 1.0,
     "epsilon_cutoff": 0.0,
     "eta_cutoff": 0.0,
     "no_repeat_ngram_size": 0,

@@ -23,8 +23,9 @@ from ...runner.core.errors import DataError
 from ...runner.core.requests import Passage, Sampling
 
 MAX_GEN_TOKS = 256
-SERVED = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "num_beams", "until", "max_gen_toks", "max_length")
-DEFAULTS = {"top_k": 50, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}  # of transformers' generate, by its names
+_FILTERS = {"top_k": 50, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
+DEFAULTS = {**_FILTERS, "repetition_penalty": 1.0}  # of transformers' generate, by its names
+SERVED = ("do_sample", "temperature", *DEFAULTS, "num_beams", "until", "max_gen_toks", "max_length")
 
 
 @dataclass(slots=True, frozen=True)
@@ -109,7 +110,7 @@ def _sampling(
     temperature = float(settings.get("temperature") or 0.0) if settings["do_sample"] else 0.0
     if settings["do_sample"] and temperature <= 0:
         raise DataError(f"generation_kwargs.temperature: found {temperature:g}; expected a number above 0, since do_sample is true")
-    filters: dict[str, Any] = {name: values[name] for name in ("top_k", "top_p", "min_p")} if settings["do_sample"] else {}
+    filters: dict[str, Any] = {name: values[name] for name in _FILTERS} if settings["do_sample"] else {}
     # lm-eval looks for stop strings in text with special tokens; the engine's text has none, so those stop by their id.
     stop_ids = tuple(i for text, i in special.items() if any(s in text for s in stop))
     return Sampling(

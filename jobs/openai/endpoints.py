@@ -1,6 +1,7 @@
 """The fields of a request's body, endpoint by endpoint: those that count, those that are ignored, and those that are refused.
 
 docs/batch.md shows the same tables. Fields that are vLLM's own are among those that count.
+A new field has its type in ``bodies``, and ``request`` says which setting it is.
 """
 
 from collections.abc import Mapping

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from ...configs.sampling import FILTER_NAMES
 from ...runner.core.logprob_options import LogprobOptions
 from ...runner.engine.setup import Setup
 from ...runner.images.row_pictures import has_vision_tower
@@ -70,5 +71,5 @@ def _hidden(record: StoredRecord, figure: str) -> str | None:
     if record.guided and not (record.filtered and record.kept is not None):  # the kept ids are those that the grammar allowed too
         return f"{figure}: under a grammar, or with reasoning whose end was forced; --replay works them out"
     if record.filtered and record.kept is None:
-        return f"{figure}: filters (top_k, top_p, min_p, typical_p, XTC) without logprobs.kept; --replay works them out"
+        return f"{figure}: filters ({FILTER_NAMES}) without logprobs.kept; --replay works them out"
     return None

@@ -67,9 +67,11 @@ def launch(
     """Sends one decode step's draw to the device: the tokens of B rows, and their scores. A CPU has drawn on return.
 
     logits: [B, V], or [B, T, V] of which the last position is drawn.
-    Scores are under the model's own distribution (temperature 1, before any mask or edit). The tempered logprobs of rows at temperature 1
-    or 0 equal them to the bit. Without ``scored``, the logprobs sampled from take their place: greedy rows then need no sums. Raises
-    ValueError where the grammar's mask does not fit the logits.
+    top: how many alternatives the scores hold. stats: they hold ranks and entropies too. tempered: adds logprobs at the row's temperature,
+    which equal the scores to the bit in rows at temperature 1 or 0. kept: adds the ids that could be drawn.
+    Scores are under the model's own distribution (temperature 1, before any mask or edit). ``scored=False`` leaves them out where none of
+    the others needs them: ``Drawn.sampled`` takes their place, so that greedy rows need no sums.
+    Raises ValueError where the grammar's mask does not fit the logits.
     """
     scored = scored or bool(top or stats or tempered)
     if parameters.allowed is not None:
@@ -211,7 +213,7 @@ def _by_library(x: Floats, p: Parameters, known: Ints | None, left: NDArray[np.b
     with np.errstate(divide="ignore"):
         least = np.log(p.min_p)
     typical = np.ones_like(least) if p.typical_p is None else p.typical_p
-    levels = np.full_like(least, np.inf) if p.top_choices is None else p.top_choices.levels
+    levels = np.full_like(least, np.inf) if p.xtc is None else p.xtc.levels
     of_rows = (p.temperature, p.top_k, p.top_p, least, typical, levels, p.uniforms)
     held = (left, *((None, None) if p.allowed is None else grammar_mask.masked_rows(p.allowed, len(x))))
     native.library().draw(np.ascontiguousarray(x), ids, *map(np.ascontiguousarray, of_rows), under, *map(native.maybe, held))

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from .grammar_mask import Allowed
 from .logits_processors import Edits
-from .top_choices import TopChoices
+from .xtc import XTC
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
@@ -17,7 +17,7 @@ Ints = NDArray[np.int32]
 class Parameters:
     """Sampling parameters of B rows, one entry per row; temperature 0 is greedy, top_k 0 is off. ``uniforms``: [B] in [0, 1).
 
-    typical_p, top_choices (XTC): None where no row uses it.
+    typical_p, xtc: None where no row uses it.
     """
 
     temperature: Floats
@@ -31,7 +31,7 @@ class Parameters:
     edits: Edits | None = None
     allowed: Allowed | None = None
     typical_p: Floats | None = None
-    top_choices: TopChoices | None = None
+    xtc: XTC | None = None
 
     @property
     def greedy(self) -> NDArray[np.bool_]:
@@ -49,8 +49,8 @@ class Parameters:
         found = self.cut
         if self.typical_p is not None:
             found |= self.typical_p < 1
-        if self.top_choices is not None:
-            found |= self.top_choices.on
+        if self.xtc is not None:
+            found |= self.xtc.on
         return found & ~self.greedy
 
     @property

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import largest
-from . import top_choices, typical_set
+from . import typical_set, xtc
 from .cut import in_blocks, last_id, reach, with_sums
 from .inverse_cdf import running_sums
 from .parameters import Floats, Ints, Parameters
@@ -35,8 +35,8 @@ def reference(z: mx.array, p: Parameters) -> mx.array:
         z = _left(z, *_limits(z, p), mx.log(mx.array(np.where(p.cut, p.min_p, 0)))[:, None], mx.arange(z.shape[1]))
     if p.typical_p is not None:
         z = mx.where(typical_set.reference(z, p.typical_p), z, -mx.inf)
-    if p.top_choices is not None:
-        z = mx.where(top_choices.reference(z, p.top_choices), z, -mx.inf)
+    if p.xtc is not None:
+        z = mx.where(xtc.reference(z, p.xtc), z, -mx.inf)
     return z
 
 
@@ -104,8 +104,8 @@ def on_cpu(z: Floats, rows: NDArray[np.intp], p: Parameters) -> None:
     _cut(z, rows, p)
     if p.typical_p is not None:
         typical_set.on_cpu(z, p.typical_p[rows])
-    if p.top_choices is not None:
-        top_choices.on_cpu(z, p.top_choices.levels[rows])
+    if p.xtc is not None:
+        xtc.on_cpu(z, p.xtc.levels[rows])
 
 
 def _cut(z: Floats, rows: NDArray[np.intp], p: Parameters) -> None:

@@ -7,6 +7,7 @@ Plain dataclasses with slots, without behaviour beyond derived values. Generatio
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
+from ...configs.sampling import FILTERS
 from .arrays import Ids
 from .guide import Guidance
 from .images import PromptImage
@@ -89,8 +90,8 @@ class Sampling:
 
     @property
     def filters(self) -> bool:
-        """True when top-k, top-p, min-p, typical-p or XTC can leave tokens out."""
-        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0 or self.typical_p < 1.0 or self.xtc_probability > 0.0
+        """True when one of ``FILTERS`` can leave tokens out."""
+        return any(getattr(self, name) != off for name, off in FILTERS.items())
 
     @property
     def penalties(self) -> bool:

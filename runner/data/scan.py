@@ -18,7 +18,7 @@ from ...kernels.backend import cache_folder
 from ..core.errors import DataError
 from ..files.file_stamp import sha256
 from ..formats.entry import UnreadableError
-from ..formats.row_entries import TABLES, entries
+from ..formats.row_entries import entries
 from ..formats.source import Source, source_errors
 from ..formats.table_formats import batch_rows, hub_sha256, open_table
 from .column_paths import columns_on, require_column
@@ -155,7 +155,7 @@ def _scan_source(source: Source, tally: _Tally) -> ScannedSource:
         digest = hub_sha256(source, tally.config) if source.format == "hub" else sha256(source.file)
     rows = tally.rows
     tally.starts.append((rows, source))
-    (_scan_table if source.format in TABLES else _scan_lines)(source, tally)
+    (_scan_table if source.is_table else _scan_lines)(source, tally)
     if source_stamp(source) != before:
         raise DataError(f"{source.path} changed while it was read. Let whatever writes it finish, then run the same command again.")
     return ScannedSource(source, tally.rows - rows, digest, *before)

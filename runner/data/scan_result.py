@@ -86,7 +86,7 @@ class Scan:
     def fingerprint(self) -> dict[str, Any]:
         """Returns the identity of a run's input: the limit, and path, format, codec, bytes, sha256 and rows of each source with rows.
 
-        ``appendable`` marks uncompressed text formats, whose files may grow at the end.
+        ``appendable`` marks files to whose end lines may be added.
         """
         sources = [
             {
@@ -96,7 +96,7 @@ class Scan:
                 "bytes": one.bytes,
                 "sha256": one.sha256,
                 "rows": one.rows,
-                "appendable": one.source.codec is None and one.source.format in ("jsonl", "csv", "text"),
+                "appendable": one.source.is_appendable,
             }
             for one in self.sources
             if one.sha256 is not None

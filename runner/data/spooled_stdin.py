@@ -8,9 +8,9 @@ from pathlib import Path
 from ...configs.data import DataConfig
 from ..core.errors import DataError, DriftError
 from ..files.atomic import fsync_folder, replacing
-from ..formats.source import BUFFER, WAITING, Source
+from ..formats.source import BUFFER, FILE_FORMATS, WAITING, Source
 
-SPOOL_NAMES = {form: f"stdin.{'txt' if form == 'text' else form}" for form in ("jsonl", "json", "parquet", "arrow", "csv", "text")}
+SPOOL_NAMES = {name: f"stdin{each.extensions[0]}" for name, each in FILE_FORMATS.items()}
 
 
 def keep_spooled(source: Source) -> Source:

@@ -17,7 +17,7 @@ from ...kernels.sampling.dry import DryRule, Repetition
 from ...kernels.sampling.grammar_mask import WORD, Allowed, must_end
 from ...kernels.sampling.logits_processors import Edits
 from ...kernels.sampling.parameters import Parameters
-from ...kernels.sampling.top_choices import TopChoices
+from ...kernels.sampling.xtc import XTC
 from ..core.errors import RowError
 from ..core.guide import Guide
 from ..core.images import FIRST_IMAGE_ID
@@ -63,20 +63,21 @@ class Slots:
     ``prompt`` [R] tokens of a row's prompt, ``sent`` [R] steps that it has taken part in, ``count`` [R] tokens of these that are read,
     ``limit`` [R]. ``reach`` [R] tokens that a row can have, with its prompt. ``done`` [R] marks rows whose outcome is out. ``special``
     [R] marks rows that must be looked at after each token: they have a guide, stop strings, stop ids of their own, or a fault.
-    ``guided`` [R] marks those with a guide; ``follows`` [R] those whose draw depends on the tokens before it.
+    ``guided`` [R] marks those with a guide; ``follows`` [R] those whose draw depends on the tokens before it; ``draws`` [R] those with a
+    temperature above 0.
     """
 
     def __init__(self, rows: int, top: int, stats: bool, tempered: bool = False):
         self.active: list[Active | None] = [None] * rows
         self.prompt, self.sent, self.count, self.limit, self.reach = (np.zeros(rows, np.int32) for _ in range(5))
-        self.done, self.special, self.guided, self.follows, self.sampled, self._edited = (np.zeros(rows, np.bool_) for _ in range(6))
+        self.done, self.special, self.guided, self.follows, self.draws, self._edited = (np.zeros(rows, np.bool_) for _ in range(6))
         self._top, self._stats, self._tempered, self._width = top, stats, tempered, 0
         self._temperature, self._top_p, self._min_p, self._repetition, self._presence, self._frequency = (
             np.zeros(rows, np.float32) for _ in range(6)
         )
         self._typical_p, self._xtc_probability, self._xtc_threshold = (np.zeros(rows, np.float32) for _ in range(3))
         self._top_k = np.zeros(rows, np.int32)
-        self._uniforms, self._coins = (np.zeros((rows, DRAWS), np.float32) for _ in range(2))
+        self._uniforms, self._xtc_uniforms = (np.zeros((rows, DRAWS), np.float32) for _ in range(2))
         self._tokens: dict[str, NDArray[np.generic]] = {}
         self._constant: tuple[Index, Parameters] | None = None  # of the order that was asked for last: what no step changes
         self._widen(64)
@@ -103,7 +104,7 @@ class Slots:
         self.active[slot], self._constant = row, None
         self.sent[slot], self.count[slot], self.limit[slot], self.done[slot] = 0, 0, s.max_tokens, False
         self.prompt[slot], self.reach[slot] = len(row.request.prompt.ids), row.request.reach
-        self.sampled[slot], self._edited[slot] = s.temperature > 0, s.edits
+        self.draws[slot], self._edited[slot] = s.temperature > 0, s.edits
         self.guided[slot] = row.guide is not None
         self.follows[slot] = row.guide is not None or s.penalties or s.dry_multiplier > 0
         self.special[slot] = bool(s.stop_token_ids) or row.stopper is not None or row.fault is not None or row.guide is not None
@@ -140,16 +141,16 @@ class Slots:
         if constant.greedy.all():
             return replace(constant, edits=self._edits(order, eos, allowed), allowed=allowed)
         column = self.sent[order] % DRAWS
-        for slot in order[self.sampled[order] & (column == 0)]:
+        for slot in order[self.draws[order] & (column == 0)]:
             raw = self.row(slot).stream.random_raw(DRAWS)
             self._uniforms[slot] = (raw >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
             if self._xtc_probability[slot] > 0:  # the lower bits of the same numbers, so that XTC takes none from the draws
-                self._coins[slot] = (raw & np.uint64(2**24 - 1)).astype(np.float32) * np.float32(2.0**-24)
+                self._xtc_uniforms[slot] = (raw & np.uint64(2**24 - 1)).astype(np.float32) * np.float32(2.0**-24)
         xtc = self._xtc_probability[order]
         return replace(
             constant,
             uniforms=self._uniforms[order, column],
-            top_choices=TopChoices(xtc, self._xtc_threshold[order], self._coins[order, column]) if xtc.any() else None,
+            xtc=XTC(xtc, self._xtc_threshold[order], self._xtc_uniforms[order, column]) if xtc.any() else None,
             edits=self._edits(order, eos, allowed),
             allowed=allowed,
         )

@@ -31,7 +31,7 @@ def line_entries(source: Source, ranges: Sequence[range] = ALL_ROWS) -> Iterator
     with source_errors(source):
         if source.format == "jsonl":
             _refuse_document(source)
-        parse = parse_object if source.format == "jsonl" else _parse_text
+        parse = {"jsonl": parse_object, "text": _parse_text}[source.format]
         with open_stream(source) as stream:
             lines, number, at = raw_lines(stream), 0, 0
             for span in filter(None, ranges):

@@ -5,8 +5,6 @@ import re
 from ..core.errors import DataError
 from .source import Source, source_errors
 
-_TEXTS = ("jsonl", "json", "csv", "text")
-
 _LONGEST = 10  # bytes
 _COMPRESSED = "is compressed by {kind}, and its name does not say so. Add {ending} to its name"
 _FORMAT = "is a file of {kind}, and is read as {form}. Set data.format to {kind}"
@@ -24,7 +22,7 @@ _KINDS = {  # patterns of first bytes
 
 def require_text(source: Source) -> None:
     """Raises DataError where a source that is read as text holds something else by its first bytes."""
-    if source.format not in _TEXTS or source.codec is not None:
+    if not source.is_text or source.codec is not None:
         return
     with source_errors(source), source.file.open("rb") as stream:
         head = stream.read(_LONGEST)

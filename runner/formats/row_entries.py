@@ -10,7 +10,7 @@ from .line_formats import line_entries
 from .source import Source
 from .table_formats import table_entries
 
-TABLES = ("parquet", "arrow", "hub")
+_READERS = {"jsonl": line_entries, "text": line_entries, "csv": csv_entries, "json": array_entries}
 
 
 def entries(source: Source, data: DataConfig, ranges: Sequence[range] = ALL_ROWS) -> Iterator[Entry]:
@@ -18,7 +18,4 @@ def entries(source: Source, data: DataConfig, ranges: Sequence[range] = ALL_ROWS
 
     ``ranges``: ascending ranges of positions among the source's own rows. Other rows are skipped cheaply.
     """
-    if source.format in TABLES:
-        return table_entries(source, data, ranges)
-    read = {"csv": csv_entries, "json": array_entries}.get(source.format, line_entries)
-    return read(source, ranges)
+    return table_entries(source, data, ranges) if source.is_table else _READERS[source.format](source, ranges)

@@ -13,13 +13,30 @@ import pyarrow as pa
 from ...configs.visible import visible
 from ..core.errors import DataError
 
-EXTENSIONS = {
-    ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
-    ".parquet": "parquet",
-    ".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow",
-    ".csv": "csv", ".tsv": "csv",
-    ".txt": "text", ".text": "text",
-}  # fmt: skip
+
+@dataclass(slots=True, frozen=True)
+class FileFormat:
+    """What is true of all files of a format. extensions: names that say it; the first one is that of rows kept from stdin.
+
+    text: they hold text in UTF-8. table: they hold a schema and columns. appendable: lines may be added at the end.
+    """
+
+    extensions: tuple[str, ...]
+    text: bool = False
+    table: bool = False
+    appendable: bool = False
+
+
+FILE_FORMATS = {
+    "jsonl": FileFormat((".jsonl", ".ndjson"), text=True, appendable=True),
+    "json": FileFormat((".json",), text=True),
+    "parquet": FileFormat((".parquet",), table=True),
+    "arrow": FileFormat((".arrow", ".feather", ".ipc"), table=True),
+    "csv": FileFormat((".csv", ".tsv"), text=True, appendable=True),
+    "text": FileFormat((".txt", ".text"), text=True, appendable=True),
+}
+# A name that ends with .json says nothing of whether an array or lines are in it: lines, until the file is opened.
+EXTENSIONS = {extension: name for name, each in FILE_FORMATS.items() for extension in each.extensions} | {".json": "jsonl"}
 CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 WAITING = ".new"
 BUFFER = 1 << 20
@@ -29,7 +46,7 @@ BUFFER = 1 << 20
 class Source:
     """One file of the input, or one hub dataset (``format`` "hub", ``path`` as in the config).
 
-    ``format`` is jsonl, json (one array), parquet, arrow, csv, text or hub. ``codec`` is pyarrow's name of the compression, or None.
+    ``format`` is a name in ``FILE_FORMATS`` (json is one array), or hub. ``codec`` is pyarrow's name of the compression, or None.
     ``waiting``: rows just piped in, which lie beside ``path`` until the run accepts them (see ``keep_spooled``). ``delimiter``: of a csv
     source, where it is not the one of its file name.
     """
@@ -44,6 +61,21 @@ class Source:
     def file(self) -> Path:
         """The file that holds the source's bytes now."""
         return Path(self.path + WAITING if self.waiting else self.path)
+
+    @property
+    def is_table(self) -> bool:
+        """True for a source with a schema and columns."""
+        return self.format == "hub" or FILE_FORMATS[self.format].table
+
+    @property
+    def is_text(self) -> bool:
+        """True for a file that is read as text in UTF-8, once it is decompressed."""
+        return self.format != "hub" and FILE_FORMATS[self.format].text
+
+    @property
+    def is_appendable(self) -> bool:
+        """True for a file to whose end lines may be added."""
+        return self.codec is None and self.format != "hub" and FILE_FORMATS[self.format].appendable
 
     @property
     def separator(self) -> str:

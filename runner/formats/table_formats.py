@@ -80,8 +80,10 @@ def _open(source: Source, data: DataConfig, first: int) -> tuple[pa.Schema, Iter
             schema, batches = _open_hub(source, data)
         elif source.format == "arrow":
             schema, batches = _open_arrow(source)
-        else:
+        elif source.format == "parquet":
             schema, batches, start = _open_parquet(source, first)
+        else:
+            raise ValueError(f"no reader for tables of the format {source.format}")
     twice = [name for name, count in Counter(schema.names).items() if count > 1]
     if twice:
         raise DataError(f"{source.path}: the table has more than one column named {', '.join(map(visible, twice))}. Rename them.")

@@ -39,7 +39,7 @@ from .trial_calls import LENGTHS, WAYS, disagreement, run_alone, run_one_by_one,
 
 log = logging.getLogger("mlx_bulk")
 
-CAPPED: Callable[..., mx.array] = gear._softcap_attention  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType]
+GEAR_CAPPED: Callable[..., mx.array] = gear._softcap_attention  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType]
 MODELS = "mlx_lm.models."
 CALLED = 6  # tokens of a call that nobody evaluates
 SHARE = 0.25  # of a model's memory, which weights and packed weights may take together
@@ -58,7 +58,7 @@ def _attention(queries: mx.array, keys: mx.array, values: mx.array, cache: Any, 
 
 def _capped_attention(queries: mx.array, keys: mx.array, values: mx.array, scale: float, softcap: float, mask: Any) -> mx.array:
     def original() -> mx.array:
-        return CAPPED(queries, keys, values, scale, softcap, mask)
+        return GEAR_CAPPED(queries, keys, values, scale, softcap, mask)
 
     if not attention.suits(queries, keys, values, mask):
         return original()
@@ -85,24 +85,21 @@ def _fast_nn() -> ModuleType:
     return twin
 
 
-_ORIGINALS: list[Any] = [
-    base.scaled_dot_product_attention,
-    CAPPED,
-    mlx_activations.swiglu,
-    mlx_activations.precise_swiglu,
-    nn,
-    mlx_ssm.ssm_update,
-    mlx_gated_delta.gated_delta_update,
+_Pair = tuple[Any, Any]  # what a model file holds, and what it is to hold
+_ON_CPU: list[_Pair] = [
+    (base.scaled_dot_product_attention, _attention),
+    (GEAR_CAPPED, _capped_attention),
+    (mlx_activations.swiglu, _elementwise("swiglu", mlx_activations.swiglu, elementwise.swiglu_on_cpu)),
+    (
+        mlx_activations.precise_swiglu,
+        _elementwise("swiglu", mlx_activations.precise_swiglu, lambda _, gate, x: elementwise.swiglu_on_cpu(gate, x)),
+    ),
+    (nn, _fast_nn()),
+    (mlx_ssm.ssm_update, fast_state_space(functions_used)),
+    (mlx_gated_delta.gated_delta_update, fast_gated_delta(functions_used)),
 ]
-_OURS: list[Any] = [
-    _attention,
-    _capped_attention,
-    _elementwise("swiglu", mlx_activations.swiglu, elementwise.swiglu_on_cpu),
-    _elementwise("swiglu", mlx_activations.precise_swiglu, lambda _, gate, x: elementwise.swiglu_on_cpu(gate, x)),
-    _fast_nn(),
-    fast_state_space(functions_used),
-    fast_gated_delta(functions_used),
-]
+_ON_CUDA: list[_Pair] = [(base.scaled_dot_product_attention, attend_on_cuda)]
+_BACK: list[_Pair] = [(ours, original) for original, ours in (*_ON_CPU, *_ON_CUDA)]
 
 
 def substitute(network: Any, vocabulary: int, window: int | None, packs: bool = False) -> tuple[str, ...]:
@@ -166,7 +163,7 @@ def restore(network: Any, frees: bool = True) -> None:
 
     frees: lets go of what the kernels hold of the weights, as packed copies.
     """
-    _swap(_files(network), [*_OURS, attend_on_cuda], [*_ORIGINALS, base.scaled_dot_product_attention])
+    _swap(_files(network), _BACK)
     separate_projections(network)
     unpatch_layers(network, frees)
 
@@ -179,9 +176,9 @@ def _put_back_but_quantized(network: Any, vocabulary: int) -> None:
 
 def _put(network: Any, vocabulary: int, packs: bool = False) -> None:
     if device_name() == "cuda":
-        _swap(_files(network), [base.scaled_dot_product_attention], [attend_on_cuda])
+        _swap(_files(network), _ON_CUDA)
         return
-    _swap(_files(network), _ORIGINALS, _OURS)
+    _swap(_files(network), _ON_CPU)
     patch_layers(network, vocabulary)
     context_of(network).packs = packs
 
@@ -221,10 +218,10 @@ def _files(network: Any) -> list[ModuleType]:
     return [sys.modules[name] for name in sorted(names) if name.startswith(MODELS) and name in sys.modules]
 
 
-def _swap(files: list[ModuleType], old: list[Any], new: list[Any]) -> None:
-    """Replaces ``old`` by ``new`` in the files, under whatever names they hold them."""
+def _swap(files: list[ModuleType], pairs: list[_Pair]) -> None:
+    """Replaces the first of each pair by the second in the files, under whatever names they hold it."""
     for file in files:
         for name, value in list(vars(file).items()):
-            for before, after in zip(old, new, strict=True):
+            for before, after in pairs:
                 if value is before:
                     setattr(file, name, after)

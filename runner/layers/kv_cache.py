@@ -92,7 +92,7 @@ def read_only_views(base: Caches | None) -> Caches | None:
 
 
 def needs_no_caches(model: Any, on_top: bool = True) -> bool:
-    """Returns True when such calls are possible: the CPU kernel serves every layer, for any number of tokens.
+    """Returns True when a call that keeps no keys and values needs no caches: the CPU kernel serves every layer, for any number of tokens.
 
     on_top: of a cache of one row. On top of nothing layers may have windows: their masks say all. A GPU needs caches on top of one alone.
     """

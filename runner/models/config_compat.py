@@ -1,4 +1,6 @@
-"""Translates settings of a checkpoint that transformers 5 renamed into the names that mlx-lm reads. By field, never by model name.
+"""Translates settings of a checkpoint that transformers 5 renamed into the names that mlx-lm reads.
+
+It goes by fields. The vision models in ``LEAVE_OUT`` alone go by their type.
 
 transformers 5 saves ``rope_parameters: {rope_theta, rope_type, …}``, or one such dict a layer type. Older checkpoints held
 ``rope_theta`` and ``rope_scaling``. Most of mlx-lm reads the old names alone: without a translation a model runs with its family's

@@ -1,4 +1,7 @@
-"""Translates weights that mlx-lm does not read as transformers saves them. By their keys and shapes, and what mlx-lm's file expects."""
+"""Translates weights that mlx-lm does not read as transformers saves them.
+
+Most are recognized by their keys and shapes, and by what mlx-lm's file expects; two families by their type (``_STACKED``, ``_TURNED``).
+"""
 
 import re
 from collections.abc import Callable

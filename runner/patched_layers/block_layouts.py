@@ -61,9 +61,12 @@ HEAD_NORMS: Mapping[str, Place] = {name: ("self_attn", name) for name in ("q_nor
 class BlockLayout:
     """A class of blocks. projections: by the names of ``Weights``; "qkv" and "gate_up" are several in one. norms: attributes of the block.
 
-    residual, cap: attributes of the block, and of its attention, that hold these ``Constants``; None where there are none. heads:
-    attributes of the attention with its numbers of heads, and of those of keys. rest: the norm and the feed-forward of the second half
-    (experts, say), where the kernel has the first half alone.
+    List a class only if its call does what ``decoder_block.reference`` does. The trial at load refuses one that differs.
+
+    wide_norms: the norms of queries and keys go over all heads at once. activation: one of ``ACTIVATIONS``. residual: the block's
+    attribute that holds what its two results are multiplied by. cap: the attention's attribute that holds the cap of its scores. None
+    where there is none. heads: the attention's attributes with the numbers of query heads and of key heads. rest: the norm and the
+    feed-forward of the second half (experts, say), where the kernel has the first half alone.
     """
 
     projections: Mapping[str, Place] = field(default_factory=lambda: APART)

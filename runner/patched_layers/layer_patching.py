@@ -34,7 +34,7 @@ from .deepstack import FAST_STACKED, STACKED
 from .mended_layers import CappedAttention, ScaledEmbedding, ScaledQuantizedEmbedding
 from .rope_layers import FREQUENCIES, TURNING, FastRoPE, FastSectionedRope, SectionedRope
 
-AROUND_ONE: tuple[type, ...] = (
+AROUND_ONE: tuple[type, ...] = (  # RMS norms that multiply by 1 + weight
     gear.GearRMSNorm,
     gemma.RMSNorm,
     gemma2.RMSNorm,

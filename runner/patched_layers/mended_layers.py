@@ -88,6 +88,9 @@ class HalfExperts(SwitchLinear):
         return product.astype(x.dtype)
 
 
+MENDED = (CappedAttention, *SCALED.values(), *TABLES.values())  # classes that every precision of a network has, or none
+
+
 def experts_workspace(network: Any) -> int:
     """Returns the bytes that a call of the network takes for copies of experts' weights in float32."""
     return max((grouped_linear.copied_bytes(layer.weight) for layer in network.modules() if isinstance(layer, HalfExperts)), default=0)
@@ -115,7 +118,7 @@ def mend_layers(network: Any) -> None:
 
 def mended_alike(network: Any, other: Any) -> None:
     """Mends ``network``, of the same model file as ``other``, if that is mended."""
-    if any(isinstance(layer, CappedAttention) for layer in other.modules()):
+    if any(isinstance(layer, MENDED) for layer in other.modules()):
         mend_layers(network)
     if any(isinstance(layer, HalfExperts) for layer in other.modules()):
         _mend_experts(network, wherever=True)  # it gets the other's precision later

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ...configs.sampling import FILTERS
 from ...configs.schema import GenerateConfig
 from ..core.arrays import Floats, Ids
 from ..core.images import PromptImage
@@ -18,18 +19,22 @@ from ..policies.recorded_policies import policy_names
 from ..store.results import read_results
 
 FIGURES = ("logprobs", "tempered_logprobs", "sampled_logprobs")
-EDITS = ("repetition_penalty", "presence_penalty", "frequency_penalty", "dry_multiplier", "logit_bias", "min_tokens")
-_PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "dry_multiplier": 0.0}
-_PLAIN = {"logit_bias": {}, "min_tokens": 0, **_PENALTIES}
-_FILTERS = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "typical_p": 1.0, "xtc_probability": 0.0}
+_EDITS_OFF: dict[str, Any] = {
+    "logit_bias": {},
+    "min_tokens": 0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "dry_multiplier": 0.0,
+}
 
 
 @dataclass(slots=True, frozen=True)
 class StoredRecord:
     """One record, identified by row, round and sample: its number when it was drawn. figures: its stored logprobs [N] by name.
 
-    temperature: None where it is not stored. edited: penalties, DRY, a bias or min_tokens may have changed its logits; filtered:
-    top-k, top-p, min-p, typical-p or XTC; kept: the ids that they left a token, where those are stored. guided:
+    temperature: None where it is not stored. edited: penalties, DRY, a bias or min_tokens may have changed its logits; filtered: one
+    of ``FILTERS`` may have left tokens out; kept: the ids that they left a token, where those are stored. guided:
     a grammar held the completion, or the end of its reasoning was forced. images: those that the ids of ``prompt`` stand for.
     """
 
@@ -72,8 +77,8 @@ def stored_record(values: dict[str, Any], config: GenerateConfig) -> StoredRecor
         completion=np.array(values["completion_ids"], np.int32),
         figures={name: np.array(values[name], np.float32) for name in FIGURES if values.get(name) is not None},
         temperature=setting("temperature"),
-        edited=any(config.rows_bring(name) or getattr(sampling, name) != plain for name, plain in _PLAIN.items()),
-        filtered=any(setting(name) is None or float(setting(name)) != plain for name, plain in _FILTERS.items()),
+        edited=any(config.rows_bring(name) or getattr(sampling, name) != off for name, off in _EDITS_OFF.items()),
+        filtered=any(setting(name) is None or float(setting(name)) != off for name, off in FILTERS.items()),
         guided=values.get("grammar_complete") is not None or bool(values.get("reasoning_forced")),
         kept=None if values.get("kept_ids") is None else [np.array(ids, np.int32) for ids in values["kept_ids"]],
     )

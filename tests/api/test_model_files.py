@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(native.library() is None, reason="no kernels for
 
 def functions_of_ours() -> list[str]:
     """The names in mlx-lm's file under which functions of ours stand."""
-    ours = {id(function) for function in kernel_injection._OURS}  # pyright: ignore[reportPrivateUsage]
+    ours = {id(ours) for _, ours in kernel_injection._ON_CPU}  # pyright: ignore[reportPrivateUsage]
     return [name for name, value in vars(llama).items() if id(value) in ours]
 
 

@@ -157,7 +157,7 @@ IN_BATCHES = (
     Fault(
         ("nemotron-nas",),
         "it makes a cache for a layer whose attention is a linear layer, and `BatchKVCache.finalize` crashes on a cache that nobody fills",
-        "a cache that nobody fills is left alone (`cache.settle`), so it is padded",
+        "a cache that nobody fills is left alone (`finish_padding`), so it is padded",
         _batched,
         "AttributeError: 'NoneType' object has no attribute 'shape'",
     ),

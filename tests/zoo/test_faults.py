@@ -15,7 +15,7 @@ from .faults import BY_STEPS, FAULTS, IN_A_BATCH, IN_CALLS, PRELUDE, QUANTIZED, 
 def as_it_came() -> None:
     """The model files hold mlx-lm's own functions, whatever models other tests have loaded."""
     files = [module for name, module in sys.modules.items() if name.startswith(kernel_injection.MODELS)]
-    kernel_injection._swap(files, kernel_injection._OURS, kernel_injection._ORIGINALS)  # pyright: ignore[reportPrivateUsage]
+    kernel_injection._swap(files, kernel_injection._BACK)  # pyright: ignore[reportPrivateUsage]
 
 
 CASES = [(fault, name) for fault in FAULTS for name in fault.architectures]

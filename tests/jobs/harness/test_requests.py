@@ -58,6 +58,8 @@ def test_sampling_takes_the_task_before_the_checkpoint_before_transformers():
     sampled = {"do_sample": True, "temperature": 0.7, "max_gen_toks": 8}
     assert (asked(sampled).temperature, asked(sampled).top_k, asked(sampled).top_p) == (0.7, 50, 1.0)
     assert (asked(sampled, top_k=20).top_k, asked({**sampled, "top_k": 5}, top_k=20).top_k) == (20, 5)
+    assert (asked(sampled, typical_p=0.9).typical_p, asked({**sampled, "typical_p": 0.5}, typical_p=0.9).typical_p) == (0.9, 0.5)
+    assert asked({"until": ["\n"]}, max_length=512, typical_p=0.9).typical_p == 1.0
     assert asked({"temperature": 0.5, "max_gen_toks": 8}).temperature == 0.5  # a temperature alone means sampling
 
 

@@ -13,7 +13,7 @@ from mlx_bulk.kernels.sampling.draw import Drawn
 from mlx_bulk.kernels.sampling.grammar_mask import Allowed
 from mlx_bulk.kernels.sampling.logits_processors import Edits
 from mlx_bulk.kernels.sampling.parameters import Parameters
-from mlx_bulk.kernels.sampling.top_choices import TopChoices
+from mlx_bulk.kernels.sampling.xtc import XTC
 from mlx_bulk.runner.core.requests import Sampling
 from numpy.typing import NDArray
 
@@ -70,7 +70,7 @@ def parameters(
         edits,
         allowed,
         floats("typical_p") if any(s.typical_p < 1 for s in rows) else None,
-        TopChoices(floats("xtc_probability"), floats("xtc_threshold"), coin) if any(s.xtc_probability for s in rows) else None,
+        XTC(floats("xtc_probability"), floats("xtc_threshold"), coin) if any(s.xtc_probability for s in rows) else None,
     )
 
 

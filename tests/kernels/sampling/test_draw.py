@@ -8,7 +8,7 @@ from mlx_bulk.kernels import native
 from mlx_bulk.kernels.sampling import draw as sampling
 from mlx_bulk.kernels.sampling.draw import Drawn
 from mlx_bulk.kernels.sampling.parameters import Parameters
-from mlx_bulk.kernels.sampling.top_choices import TopChoices
+from mlx_bulk.kernels.sampling.xtc import XTC
 from numpy.typing import NDArray
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="it serves the CPU, with g++")
@@ -38,7 +38,7 @@ def parameters(logits: Floats, filters: Sequence[float], temperature: float = 0.
     heat, mass, least, typical, top = (np.full(n, value, np.float32) for value in (temperature, top_p, min_p, typical_p, threshold))
     return Parameters(
         heat, np.full(n, top_k, np.int32), mass, least, *off, np.random.default_rng(seed).random(n, np.float32), typical_p=typical,
-        top_choices=TopChoices(np.isfinite(top).astype(np.float32), top, np.zeros(n, np.float32)),
+        xtc=XTC(np.isfinite(top).astype(np.float32), top, np.zeros(n, np.float32)),
     )  # fmt: skip
 
 

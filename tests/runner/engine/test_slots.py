@@ -51,14 +51,14 @@ def test_xtc_takes_the_lower_bits_of_the_same_numbers():
     raw, order = np.random.Philox(key=11).random_raw(steps), np.array([1, 0])
     for step in range(steps):
         p, without = slots.parameters(order, NO_EOS), plain.parameters(order, NO_EOS)
-        assert p.top_choices is not None
+        assert p.xtc is not None
         assert p.typical_p is not None
-        assert p.top_choices.uniforms[1] == np.float32((raw[step] % np.uint64(2**24)) / 2.0**24)
-        assert p.top_choices.probability.tolist() == [0.0, 0.5]
-        assert p.top_choices.threshold[1] == np.float32(0.2)
+        assert p.xtc.uniforms[1] == np.float32((raw[step] % np.uint64(2**24)) / 2.0**24)
+        assert p.xtc.probability.tolist() == [0.0, 0.5]
+        assert p.xtc.threshold[1] == np.float32(0.2)
         assert p.typical_p.tolist() == [np.float32(0.9), 1.0]
         np.testing.assert_array_equal(p.uniforms, without.uniforms)
-        assert without.top_choices is None
+        assert without.xtc is None
         assert without.typical_p is None
         write(slots, [1, 0], [step, step])
         write(plain, [1, 0], [step, step])

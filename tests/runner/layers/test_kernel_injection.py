@@ -144,7 +144,7 @@ def test_attention_falls_back_on_the_original():
 
 def test_attention_with_capped_scores_is_served_and_put_back():
     gear: Any = importlib.import_module("mlx_lm.models.gear")
-    network, theirs = networks.build("gear", CONFIGS["gear"]), kernel_injection.CAPPED
+    network, theirs = networks.build("gear", CONFIGS["gear"]), kernel_injection.GEAR_CAPPED
     assert substitute(network, CONFIGS["gear"]["vocab_size"], None)
     q, k = mx.random.normal((2, 4, 9, 16), key=mx.random.key(0)), mx.random.normal((2, 2, 9, 16), key=mx.random.key(1))
     kernel_injection.functions_used.clear()

@@ -22,8 +22,8 @@ Floats = NDArray[np.float32]
 
 
 @dataclass(slots=True, frozen=True)
-class TopChoices:
-    """XTC's parameters of B rows; probability 0 is off. uniforms: [B] in [0, 1), independent of those that the tokens are drawn by."""
+class XTC:
+    """The parameters of B rows; probability 0 is off. uniforms: [B] in [0, 1), independent of those that the tokens are drawn by."""
 
     probability: Floats
     threshold: Floats
@@ -40,10 +40,10 @@ class TopChoices:
         return np.where(self.uniforms < self.probability, self.threshold, np.float32(np.inf))
 
 
-def reference(z: mx.array, choices: TopChoices) -> mx.array:
+def reference(z: mx.array, rows: XTC) -> mx.array:
     """Computes the specification: marks the tokens of z [B, V] that stay, bool [B, V]. z: log-weights."""
     e = mx.exp(z)
-    likely = e >= mx.array(choices.levels)[:, None] * logprobs.sum_by_blocks(e)
+    likely = e >= mx.array(rows.levels)[:, None] * logprobs.sum_by_blocks(e)
     return z <= mx.where(likely, z, mx.inf).min(axis=-1, keepdims=True)
 
 
