@@ -21,6 +21,6 @@ TIER_PEERS = ["--peers", "transformers_sorted", "llama_cpp", "sgemm"]
 TIER_COMMANDS: dict[str, list[str]] = {
     "135m": ["generate_speed.py", *TIER_PEERS],
     "5m": ["generate_speed.py", "--shape", "5m", "--rounds", "7", *TIER_PEERS],
-    "score": ["score_speed.py", "--texts", "32", "--rounds", "7", "--peers", "sgemm", "transformers", "llama_cpp"],
+    "score": ["score_speed.py", "--texts", "16", "--rounds", "14", "--peers", "sgemm", "transformers", "llama_cpp"],
     "answers": ["prefix_speed.py", "--work", "answers", "--count", "24"],
 }

@@ -105,7 +105,8 @@ def _conditions(found: Found, commands: Mapping[str, list[str]]) -> list[str]:
                 told[name].add(value)
     stated = [f"{name.capitalize()}: {'; '.join(sorted(values))}." for name, values in told.items() if values]
     runs = "; ".join(f"{name} `{' '.join(commands[name])}`" for name in found)
-    return [*stated, f"Programs, each with `--data` where lengths are taken from it: {runs}.", *_speeds(found), *_agreement(found)]
+    programs = f"Programs, each with `--data` where lengths are taken from it: {runs}."
+    return [*stated, programs, *_speeds(found), *_fastest(found), *_agreement(found)]
 
 
 def _speeds(found: Found) -> list[str]:
@@ -116,6 +117,20 @@ def _speeds(found: Found) -> list[str]:
             speeds = {peer: run[peer]["tokens_per_second"] for peer in ("ours", *run["ratio"])}
             listed = ", ".join(f"{peer} {speed:,.0f}" for peer, speed in speeds.items())
             shown.append(f"Tokens a second, {name}: {listed}; sgemm {run['sgemm_gflops']} GFLOP/s.")
+    return shown
+
+
+def _fastest(found: Found) -> list[str]:
+    """How many times faster ours is in the fastest round of each, a line a run: other work slows those down least."""
+    shown: list[str] = []
+    for name, run in found.items():
+        ratio = run.get("ratio")
+        if not isinstance(ratio, dict) or any("seconds" not in run[peer] for peer in ("ours", *ratio)):
+            continue
+        best = {peer: run[peer]["tokens"] / min(run[peer]["seconds"]) for peer in ("ours", *ratio)}
+        listed = ", ".join(f"{TIMES.format(best['ours'] / best[peer])} to {peer}" for peer in ratio)
+        share = run["peak_share"] * best["ours"] / run["ours"]["tokens_per_second"] if "peak_share" in run else None
+        shown.append(f"Of the fastest rounds, {name}: {listed}" + ("." if share is None else f"; {SHARE.format(share)} of sgemm."))
     return shown
 
 

@@ -49,6 +49,15 @@ def test_the_table_is_rewritten_from_the_files(results: Any, tmp_path: Path):
     assert "- Not run yet: 135m-greedy-32, " in text
 
 
+def test_fastest_rounds_are_told_beside_the_medians(results: Any, tmp_path: Path):
+    ours = {"tokens_per_second": 100.0, "tokens": 600, "seconds": [6.0, 5.0, 9.0]}
+    peer = {"tokens_per_second": 50.0, "tokens": 600, "seconds": [12.0, 15.0, 9.0]}
+    score = {"benchmark": "score_speed", "ratio": {"transformers": 2.0}, "ours": ours, "transformers": peer, "sgemm_gflops": 250.0}
+    (tmp_path / "score.json").write_text(json.dumps(score | {"peak_share": 0.75} | ABOUT))
+    results.rewrite(tmp_path)
+    assert "- Of the fastest rounds, score: 1.80× to transformers; 90.0% of sgemm." in results.README.read_text().splitlines()
+
+
 def test_a_folder_without_runs_leaves_the_table_as_it_is(results: Any, tmp_path: Path):
     before = results.README.read_text()
     (tmp_path / "notes.json").write_text("{}")
