@@ -66,20 +66,27 @@ struct Sums {
   Sums from(long row) const { return {at ? at + row * ld : nullptr, ld}; }
 };
 
-// c[m] = sums[m] + sum over k of a[m][k] b[k][0 ... N * W) + bias [N * W], which may be null. Prefetches from `next`, one cache line for
-// each k.
+// What is read next: a tile of sums prefetches a cache line of it, from `at` on, every `every` steps. Null: nothing.
+struct Ahead {
+  const float* at = nullptr;
+  long every = 1;
+};
+
+constexpr long LINE = 16;  // floats of a cache line
+
+// c[m] = sums[m] + sum over k of a[m][k] b[k][0 ... N * W) + bias [N * W], which may be null
 template <int M, int N>
-inline void outer_in_registers(const float* a, long lda, const float* b, long ldb, long depth, float* c, long ldc, Sums sums,
-                               const float* next, const float* bias = nullptr) {
+inline void outer_in_registers(const float* a, long lda, const float* b, long ldb, long depth, float* c, long ldc, Sums sums, Ahead ahead,
+                               const float* bias = nullptr) {
   V acc[M][N] = {};
   if (sums.at)
 #pragma GCC unroll 8
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 8
       for (int n = 0; n < N; n++) acc[m][n] = load(sums.at + m * sums.ld + n * W);
-  for (long k = 0; k < depth; k++) {
+  for (long k = 0, due = ahead.at ? 0 : depth; k < depth; k++) {
     V right[N];
-    if (next) __builtin_prefetch(next + 16 * k, 0, 2);
+    if (k == due) __builtin_prefetch(ahead.at, 0, 2), ahead.at += LINE, due += ahead.every;
 #pragma GCC unroll 8
     for (int n = 0; n < N; n++) right[n] = load(b + k * ldb + n * W), keep(right[n]);
 #pragma GCC unroll 8
@@ -97,21 +104,22 @@ inline void outer_in_registers(const float* a, long lda, const float* b, long ld
 
 // `outer_in_registers` for at most M rows.
 template <int M, int N>
-inline void outer_tile(long rows, const float* a, long lda, const float* b, long ldb, long depth, float* c, long ldc, Sums sums,
-                       const float* next, const float* bias) {
+inline void outer_tile(long rows, const float* a, long lda, const float* b, long ldb, long depth, float* c, long ldc, Sums sums, Ahead ahead,
+                       const float* bias) {
   if constexpr (M > 1)
-    if (rows < M) return outer_tile<M - 1, N>(rows, a, lda, b, ldb, depth, c, ldc, sums, next, bias);
-  outer_in_registers<M, N>(a, lda, b, ldb, depth, c, ldc, sums, next, bias);
+    if (rows < M) return outer_tile<M - 1, N>(rows, a, lda, b, ldb, depth, c, ldc, sums, ahead, bias);
+  outer_in_registers<M, N>(a, lda, b, ldb, depth, c, ldc, sums, ahead, bias);
 }
 
 // Calls it for more rows. The last ones are two tiles of like size: a tile of few rows waits for its sums. Prefetches `left` numbers
-// from `next` on.
+// from `next` on, evenly: memory gives them more slowly than a tile could ask for them, and a core waits that has asked for too many.
 template <int M, int N>
 void outer_of_rows(long rows, const float* a, long lda, const float* b, long ldb, long depth, float* c, long ldc, Sums sums = {},
                    const float* next = nullptr, long left = 0, const float* bias = nullptr) {
-  for (long m = 0, some; m < rows; m += some, next += 16 * depth, left -= 16 * depth) {
+  long steps = (rows + M - 1) / M * depth, every = std::max(1l, steps * LINE / std::max(LINE, left)), lines = (depth + every - 1) / every;
+  for (long m = 0, some; m < rows; m += some, next += LINE * lines, left -= LINE * lines) {
     some = rows - m >= 2 * M || rows - m == M ? M : rows - m > M ? (rows - m + 1) / 2 : rows - m;
-    outer_tile<M, N>(some, a + m * lda, lda, b, ldb, depth, c + m * ldc, ldc, sums.from(m), left > 0 ? next : nullptr, bias);
+    outer_tile<M, N>(some, a + m * lda, lda, b, ldb, depth, c + m * ldc, ldc, sums.from(m), left > 0 ? Ahead{next, every} : Ahead{}, bias);
   }
 }
 
