@@ -71,7 +71,7 @@ def answer_failure(position: int, request: EvalRequest, failure: Failure) -> Fai
 
 def require_same_places(run: Path, requests: RequestList) -> None:
     """Raises DriftError where an answer in the run directory is not to the document whose request is in its row now."""
-    for batch in finished_results(run):
+    for batch in finished_results(run, sound=True):
         columns = [batch.column(name).to_pylist() for name in ("row", "task", "doc_id", "idx", "repeat")]
         for row, *place in zip(*columns, strict=True):
             now = requests.at(row) if row < requests.rows else None

@@ -156,21 +156,14 @@ def _call(name: str, sample: int, at: int, call: Json) -> Json:
 
 def _usage(records: list[Json], request: Json) -> Json:
     """Returns the tokens of a row: those of each prompt once, those of all completions."""
-    prompt = _prompt_tokens(records, int(request.get("prompts", 1)))
+    each = samples_a_prompt(request)
+    prompt = sum({record["sample"] // each: record["prompt_tokens"] for record in records}.values())
     completion = sum(record["completion_tokens"] for record in records)
     usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
     if any(record.get("reasoning_tokens") is not None for record in records):
         reasoning = sum(record["reasoning_tokens"] or 0 for record in records)
         usage["completion_tokens_details"] = {"reasoning_tokens": reasoning}
     return usage
-
-
-def _prompt_tokens(records: list[Json], prompts: int) -> int:
-    """Counts the tokens of each prompt once: of several, each has as many samples, one prompt's after the other's."""
-    if prompts == 1:
-        return records[0]["prompt_tokens"]
-    each = samples_a_prompt(1 + max(record["sample"] for record in records), prompts)
-    return sum({record["sample"] // each: record["prompt_tokens"] for record in records}.values())
 
 
 def _response_usage(record: Json) -> Json:

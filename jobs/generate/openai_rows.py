@@ -118,7 +118,10 @@ class OpenAIRows:
         """Returns a record's values as the row asks for them: without logprobs that it does not want."""
         request = self._request(row)
         asked = request.logprobs
-        kept = {**values, REQUEST: json.dumps(request.repeated, ensure_ascii=False)}
+        repeated = request.repeated
+        if len(request.prompts) > 1:  # whose samples are whose follows from it
+            repeated = repeated | {"n": self._sampling(request)[1]}
+        kept = {**values, REQUEST: json.dumps(repeated, ensure_ascii=False)}
         for prefix, there, top in (("", asked.tokens, asked.top), ("prompt_", asked.prompt, asked.prompt_top)):
             if not there:
                 kept |= dict.fromkeys(f"{prefix}{name}" for name in ("logprobs", *_FIGURES))

@@ -6,7 +6,7 @@ Reads the run directory, which may be at work or stopped, and changes nothing. p
 from collections.abc import Iterator
 from pathlib import Path
 
-from ...runner.runs.run_files import stored_run, stored_statistics
+from ...runner.runs.run_files import stored_run
 from ...runner.runs.status import Status, run_status
 from ..evals.figures import FIGURE_HEADINGS, figure_cells
 from ..report_data.eval_samples import EvalSamples, eval_samples
@@ -22,7 +22,7 @@ def eval_page(run: Path) -> Page:
     config = stored["config"]
     tasks = [source["path"] for source in stored["inputs"]["sources"]]
     named = ", ".join(tasks[:_TASKS]) + (f" and {len(tasks) - _TASKS:,} more" if len(tasks) > _TASKS else "")
-    statistics = stored_statistics(run) if now.state == "complete" else None
+    statistics = now.statistics
     page = Page(
         title=run.absolute().name,
         subtitle=f"lm-evaluation-harness with {config['model']['path']}: {named}",

@@ -20,7 +20,7 @@ from ...runner.core.images import not_compared
 from ...runner.core.units import short_count
 from ...runner.models.run_tokenizer import tokenizer_of
 from ...runner.runs.history import token_counts, unchecked_images
-from ...runner.runs.run_files import stored_run, stored_statistics
+from ...runner.runs.run_files import stored_run
 from ...runner.runs.status import Status, run_status
 from ...runner.runs.throughput import duration
 from ...runner.store.paths import RunPaths
@@ -57,7 +57,7 @@ def run_page(run: Path) -> Page:
         footer=footer_line(run),
     )
     page.banner += [not_compared(kind) for kind in unchecked_images(RunPaths(run))]
-    statistics = stored_statistics(run)
+    statistics = now.statistics
     rows = [] if statistics is None or not statistics.num_rows else statistics.slice(0, 1 + _GROUPS).to_pylist()
     if statistics is not None and (words := kv_words(statistics)):
         page.banner.append(words)

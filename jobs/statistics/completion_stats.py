@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from ...runner.store.results import read_results
 from .standard_errors import list_sum, perplexity
 
 _pc: Any = pyarrow.compute  # its functions come to be when it is imported: a type checker sees none
-REQUEST = "request"  # the column of a Batch file's records that says how many prompts a row has, as JSON
+REQUEST = "request"  # the column of a Batch file's records that holds what an answer repeats of its request, as JSON
+_SEVERAL = '"prompts": ([2-9]|1[0-9])'  # in such a record: its row has several prompts
 
 COUNTS = (
     "rows",  # with at least one record
@@ -40,12 +42,11 @@ def completion_statistics(run: Path, context: int | None, max_tokens: int | None
     completion: list[float] = []
     prompt: list[float] = []
     before, echo = (-1, 0), False
-    several = _samples_of_prompts(run)
     for batch in read_results(run):
         if not batch.num_rows:
             continue
         rows, prompts, completions = (batch.column(name).to_numpy() for name in ("row", "prompt_tokens", "completion_tokens"))
-        numbers = _prompt_numbers(rows, batch, several)
+        numbers = _prompt_numbers(batch)
         new_row = np.diff(rows, prepend=before[0]) != 0
         first = new_row | (np.diff(numbers, prepend=before[1]) != 0)
         before = int(rows[-1]), int(numbers[-1])
@@ -75,31 +76,22 @@ def completion_statistics(run: Path, context: int | None, max_tokens: int | None
     return _table(count, math.fsum(completion), math.fsum(prompt) if echo else None, clipped=bool(max_tokens and context))
 
 
-def _samples_of_prompts(run: Path) -> dict[int, int]:
-    """Returns how many samples each prompt of a row has, for the rows of a Batch file that have several prompts."""
-    first = next(iter(read_results(run)), None)
-    if first is None or REQUEST not in first.schema.names:
-        return {}
-    prompts, samples = dict[int, int](), dict[int, int]()
-    for batch in read_results(run, ["row", "sample", REQUEST]):
-        for record in batch.filter(_pc.match_substring(batch.column(REQUEST), '"prompts": ')).to_pylist():
-            if (number := int(json.loads(record[REQUEST]).get("prompts", 1))) > 1:
-                prompts[record["row"]] = number
-                samples[record["row"]] = max(samples.get(record["row"], 0), record["sample"] + 1)
-    return {row: samples_a_prompt(samples[row], number) for row, number in prompts.items()}
+def _prompt_numbers(batch: pa.RecordBatch) -> NDArray[np.int64]:
+    """Returns for each record which of its row's prompts it continues; 0 but in a Batch file, where a row may have several."""
+    numbers = np.zeros(batch.num_rows, np.int64)
+    if REQUEST in batch.schema.names:
+        several = _pc.fill_null(_pc.match_substring_regex(batch.column(REQUEST), _SEVERAL), False)
+        at = np.flatnonzero(several.to_numpy(zero_copy_only=False))
+        requests = batch.column(REQUEST).filter(several).dictionary_encode()
+        each = np.array([samples_a_prompt(json.loads(text)) for text in requests.dictionary.to_pylist()], np.int64)
+        if len(at):
+            numbers[at] = batch.column("sample").to_numpy()[at] // each[requests.indices.to_numpy()]
+    return numbers
 
 
-def samples_a_prompt(samples: int, prompts: int) -> int:
-    """Returns how many of a row's ``samples`` each of its prompts has, one prompt's after the other's; the last ones may have failed."""
-    return -(-samples // prompts)
-
-
-def _prompt_numbers(rows: NDArray[np.int64], batch: pa.RecordBatch, several: dict[int, int]) -> NDArray[np.int64]:
-    """Returns for each record which of its row's prompts it continues: one prompt's samples come after the other's."""
-    if not several:
-        return np.zeros(len(rows), np.int64)
-    each = np.array([several.get(row, 0) for row in rows.tolist()], np.int64)
-    return np.where(each > 0, batch.column("sample").to_numpy() // np.maximum(each, 1), 0)
+def samples_a_prompt(request: dict[str, Any]) -> int:
+    """Returns how many samples each prompt has, by what a row's records hold of the request: one prompt's come after the other's."""
+    return int(request.get("n", 1)) if request.get("prompts", 1) > 1 else sys.maxsize
 
 
 def _impossible(lists: pa.Array) -> int:

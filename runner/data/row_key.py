@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from ..core.requests import BadRow, Row
 from ..formats.entry import Entry, UnreadableError
 from ..formats.source import Source
 from .column_paths import lookup
+
+Records = Callable[[], Iterable[pa.RecordBatch]]
 
 
 def row_key(columns: dict[str, Any], data: DataConfig, position: int) -> str:
@@ -46,20 +49,24 @@ def row_place(source: Source, entry: Entry, position: int) -> str:
 
 @dataclass(slots=True, frozen=True)
 class ChangedKey:
-    """A finished row whose place another row has taken; ``now`` is None where that cannot be read."""
+    """A finished row whose place another row has taken. failed: it has failures alone. now: None where the other cannot be read, for
+    ``reason``.
+    """
 
     row: int
     finished: str
+    failed: bool
     now: str | None
+    reason: str = ""
 
 
-def changed_key(finished: Callable[[], Iterable[pa.RecordBatch]], rows: Iterable[Row | BadRow]) -> ChangedKey | None:
+def changed_key(results: Records, errors: Records, rows: Iterable[Row | BadRow]) -> ChangedKey | None:
     """Returns the first of the input's ``rows`` whose key is not that of what is finished in its place; None where all are the same.
 
-    finished: yields records with their columns ``row`` and ``key``. Places without one, and failures without a key, are passed over.
+    results, errors: yield records with their columns ``row`` and ``key``. Places without one, and failures without a key, are passed over.
     """
     hashes, known = np.zeros(0, np.int64), np.zeros(0, np.bool_)
-    for batch in finished():
+    for batch in chain(results(), errors()):
         keyed = batch.filter(batch.column("key").is_valid())
         if not keyed.num_rows:
             continue
@@ -71,11 +78,16 @@ def changed_key(finished: Callable[[], Iterable[pa.RecordBatch]], rows: Iterable
         if row.position >= len(known):
             return None
         if known[row.position] and hash(row.key) != hashes[row.position]:
-            old = next(key for batch in finished() if (key := _key_of(batch, row.position)) is not None)
-            return ChangedKey(row.position, old, row.key)
+            old = _key_of(results(), row.position)
+            kept = _key_of(errors(), row.position) if old is None else old
+            assert kept is not None
+            return ChangedKey(row.position, kept, old is None, row.key, row.message if isinstance(row, BadRow) else "")
     return None
 
 
-def _key_of(batch: pa.RecordBatch, row: int) -> str | None:
-    at = np.flatnonzero(batch.column("row").to_numpy() == row)
-    return batch.column("key")[int(at[0])].as_py() if len(at) else None
+def _key_of(batches: Iterable[pa.RecordBatch], row: int) -> str | None:
+    for batch in batches:
+        for at in np.flatnonzero(batch.column("row").to_numpy() == row).tolist():
+            if (key := batch.column("key")[at].as_py()) is not None:
+                return key
+    return None

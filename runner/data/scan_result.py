@@ -4,7 +4,7 @@ Does not read the input itself.
 """
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -58,11 +58,9 @@ class Scan:
         """Lists the columns' names, in order of first appearance."""
         return list(self.schema.names)
 
-    def in_order(self, names: Sequence[str]) -> "Scan":
-        """Returns the same input with the columns ``names`` first, in this order, as far as it has them."""
-        first = [name for name in names if name in self.schema.names]
-        rest = [name for name in self.schema.names if name not in set(first)]
-        return replace(self, schema=pa.schema([self.schema.field(name) for name in (*first, *rest)], self.schema.metadata))
+    def in_order_of(self, columns: pa.StructType) -> "Scan":
+        """Returns the same input with its columns, and the fields within them, in the order of ``columns``; others stand behind."""
+        return replace(self, schema=pa.schema(_in_order(self.schema, columns), self.schema.metadata))
 
     @property
     def column_types(self) -> dict[str, pa.DataType | None]:
@@ -135,6 +133,23 @@ class Scan:
             return Scan(sources, kept["rows"], kept["bad"], schema, present, kept["config"], census)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException) as error:
             raise DataError(f"{path}: cannot be read as a saved scan: {error}. Delete it; the input is then scanned again.") from error
+
+
+def _in_order(fields: Iterable[pa.Field], of: Iterable[pa.Field]) -> list[pa.Field]:
+    """Returns ``fields``, and those within them, in the order of ``of``; those that it lacks stand behind, in their own order."""
+    types = {field.name: field.type for field in of}
+    places = {name: place for place, name in enumerate(types)}
+    arranged = [field.with_type(_arranged(field.type, types.get(field.name, field.type))) for field in fields]
+    return sorted(arranged, key=lambda field: places.get(field.name, len(places)))
+
+
+def _arranged(kind: pa.DataType, of: pa.DataType) -> pa.DataType:
+    if isinstance(kind, pa.StructType) and isinstance(of, pa.StructType):
+        return pa.struct(_in_order(kind, of))
+    for family, make in ((pa.ListType, pa.list_), (pa.LargeListType, pa.large_list)):
+        if isinstance(kind, family) and isinstance(of, family):
+            return make(kind.value_field.with_type(_arranged(kind.value_type, of.value_type)))
+    return kind
 
 
 def _format(source: Source) -> str:

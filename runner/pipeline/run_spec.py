@@ -34,8 +34,9 @@ from ..models.model_pool import ModelChoice, dequantizes, memory_shares
 from ..models.reference_checkpoint import vocabulary_of
 from ..models.reward_checkpoint import RewardModel, find_reward_model
 from ..patched_layers.joined_projections import joining_key
-from ..runs.drift import columns_of, input_columns, require_adoptable
-from ..runs.run_files import rows_wanted, unchecked_run
+from ..runs.drift import columns_of, require_adoptable
+from ..runs.run_files import rows_wanted
+from ..store.results import recorded_schema
 from ..text import tokenizer as tokenizers
 from .job import Job, Kind, Parts
 
@@ -58,11 +59,12 @@ class RunSpec:
     def of(cls, config: JobConfig, folder: Path, kind: Kind, afresh: bool) -> Self:
         """Scans the input, finds the checkpoint, loads the tokenizer, and makes the job. ``folder``, ``afresh``: see ``scan``.
 
-        Columns that a run in ``folder`` has already stand in the order that they have there, whatever order the input now gives them.
+        Columns that records in ``folder`` have, and the fields within them, stand in the order that they have there, whatever order the
+        input now gives them.
         """
         scanned = scan(config.data, folder, afresh)
-        if not afresh and (run := unchecked_run(folder)) is not None:
-            scanned = scanned.in_order(input_columns(run["identity"]))
+        if not afresh and (recorded := recorded_schema(folder)) is not None and "input" in recorded.names:
+            scanned = scanned.in_order_of(recorded.field("input").type)
         _warn(config, scanned)
         return cls.of_scan(scanned, config, kind)
 

@@ -31,12 +31,13 @@ from ..files.file_stamp import sha256 as file_sha256
 from ..images.named_files import files_fingerprint
 from ..models.device_memory import peak_bytes
 from ..rescore.kv_difference import with_kv_difference
-from ..runs.drift import inputs_key
+from ..runs.drift import KEY, inputs_key
 from ..runs.failures import dropped_groups, error_reasons, refused_policies
 from ..runs.run_dir import RunDir, Start
 from ..runs.run_files import unchecked_run
 from ..runs.run_pictures import pictures_came
 from ..runs.summary import SESSION_FIGURES, Summary, overall_figures
+from ..store.orphan_parts import has_undeclared_results
 from ..store.results import finished_errors, finished_results
 from ..store.writer import Writer
 from .heartbeat import Heartbeat
@@ -151,8 +152,9 @@ class _Session:
 
         def accepted() -> None:
             nonlocal spec
-            if inputs_key(inputs) in adopt:
-                self._require_same_keys(spec, inputs_key(inputs))
+            for key in (inputs_key(inputs), KEY):
+                if key in adopt:
+                    self._require_same_keys(spec, key)
             spec = replace(spec, scan=accept_stdin(spec.scan))
 
         adopt = self.start.adopt
@@ -185,23 +187,32 @@ class _Session:
         )
 
     def _require_same_keys(self, spec: RunSpec, key: str) -> None:
-        """Raises DriftError where the adopted input has another row in a finished row's place, as their keys show."""
+        """Raises DriftError where the adopted input, or its adopted keys, have another row in a finished row's place."""
         data, root = self.config.data, self.run_dir.root
         if data.key_column is None:
             return
 
-        def finished() -> Iterator[pa.RecordBatch]:
-            yield from finished_results(root, ["row", "key"], sound=True)
-            if not self.start.retry_errors:  # with it users mend failed rows, and their keys
-                yield from finished_errors(root, ["row", "key"], sound=True)
+        if has_undeclared_results(root):
+            raise DriftError(
+                f"{root}: --adopt {key}: results/ holds finished rows that commits.jsonl does not name, as it was damaged. Give the "
+                "command once more with all as it was, so that it finds them again; then adopt the change."
+            )
 
-        if (changed := changed_key(finished, read_rows(spec.scan, data, [range(spec.scan.rows)]))) is None:
+        def results() -> Iterator[pa.RecordBatch]:
+            return finished_results(root, ["row", "key"], sound=True)
+
+        def errors() -> Iterator[pa.RecordBatch]:  # with --retry-errors users mend failed rows, and their keys
+            return finished_errors(root, ["row", "key"], sound=True, retried=self.start.retry_errors)
+
+        if (changed := changed_key(results, errors, read_rows(spec.scan, data, [range(spec.scan.rows)]))) is None:
             return
-        now = "cannot be read" if changed.now is None else f"has the key {shown(changed.now)}"
+        now = f"cannot be read ({changed.reason})" if changed.now is None else f"has the key {shown(changed.now)}"
+        what = "failed" if changed.failed else "is finished"
+        mended = "Where you have mended failed rows, --retry-errors beside it does them again. Else keep" if changed.failed else "Keep"
         raise DriftError(
-            f"{root}: --adopt {key}: row {changed.row} of the input {now}, and what is finished in its place is of "
-            f"{shown(changed.finished)}. Keep the finished rows in front, in their places, and put new rows behind them; or start over "
-            "with --overwrite (this removes the run's results)."
+            f"{root}: --adopt {key}: row {changed.row} of the input {now}, and what {what} in its place is of {shown(changed.finished)}. "
+            f"{mended} the finished rows in front, in their places, and put new rows behind them; or start over with --overwrite (this "
+            "removes the run's results)."
         )
 
     def _inputs(self, spec: RunSpec) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from ..core.errors import BulkError
 from ..core.shard_layout import Layout, covered_rows
 from ..data.rescan import current_fingerprint, stored_data
@@ -93,12 +95,12 @@ def audit_run(run: Path, counting: Callable[[range], Iterable[int]] = iter) -> A
     audit = Audit(run, str(run_json["config"]["job"]), layout.rows, layout.rounds)
     _check_input(audit, run_json)
     _check_notes(audit, paths)
-    samples, log = samples_of_rows(run_json["config"], paths), read_commits(paths)
+    samples, log, columns = samples_of_rows(run_json["config"], paths), read_commits(paths), list[pa.Schema]()
     for shard in counting(range(max(layout.shards, max(log.commits, default=-1) + 1))):
         if (commit := log.commits.get(shard)) is None:
             audit.open_shards.append(shard)
         else:
-            _count_shard(audit, paths, commit, layout.rows_of(shard), samples)
+            _count_shard(audit, paths, commit, layout.rows_of(shard), samples, columns)
             if shard in log.retries and shard not in audit.open_shards:
                 audit.open_shards.append(shard)
     return _rest_of(audit, paths)
@@ -171,8 +173,8 @@ def _read_note(audit: Audit, path: Path) -> dict[str, Any]:
         return {}
 
 
-def _count_shard(audit: Audit, paths: RunPaths, commit: Commit, rows: range, samples: int | None) -> None:
-    """Counts the shard, or notes what is wrong with it. rows: those it should have."""
+def _count_shard(audit: Audit, paths: RunPaths, commit: Commit, rows: range, samples: int | None, columns: list[pa.Schema]) -> None:
+    """Counts the shard, or notes what is wrong with it. rows: those it should have. columns: the first shard's."""
     if commit.rows > len(rows):
         audit.open_shards.append(commit.shard)
         what = f"shard {commit.shard} is committed with {commit.rows} rows, the input gives it {len(rows)}"
@@ -183,12 +185,17 @@ def _count_shard(audit: Audit, paths: RunPaths, commit: Commit, rows: range, sam
     except DamageError as error:
         superseding = read_commits(paths).commits.get(commit.shard)
         if superseding not in (None, commit):  # the run is at work, and took the old part away
-            return _count_shard(audit, paths, superseding, rows, samples)
+            return _count_shard(audit, paths, superseding, rows, samples, columns)
         audit.open_shards.append(commit.shard)
         audit.note(error.part, str(error), f"it does shard {commit.shard} again")
         return None
     if commit.rows < len(rows):
         audit.open_shards.append(commit.shard)
+    columns += [] if count.columns is None or columns else [count.columns]
+    if count.columns is not None and not columns[0].equals(count.columns):
+        part = paths.results_part(commit.shard, commit.generation)
+        cure = f"remove this file, and run the same command again: it does shard {commit.shard} again"
+        audit.problems.append(Finding(str(part), "has other columns than the parts before it, or in another order", cure))
     audit.resolved += commit.rows
     audit.records += count.records
     audit.errors += count.errors

@@ -24,6 +24,7 @@ from ..images.named_files import changed_blocks
 COLUMN = "column "
 _INPUT = f"{COLUMN}input."
 INPUTS = "data.path"
+KEY = "data.key"
 
 _REFERENCE = "score.reference"  # null where there is none, else keys below it
 _MACHINE = ("device", "BLAS", "kernels", "threads", "mlx", "mlx-lm", "llguidance", "mlx-vlm", "transformers", "Pillow")
@@ -80,12 +81,14 @@ def _difference(stored: dict[str, Any], now: dict[str, Any], key: str) -> KeyDri
     elif _DIGEST.fullmatch(str(stored.get(key))) or _DIGEST.fullmatch(str(now.get(key))):
         source = "now it is"
     chosen = f" by {variable}={os.environ[variable]}" if (variable := _VARIABLES.get(key, "")) in os.environ else ""
-    return KeyDrift(key, f"the run has {_shown(stored, key)}, {source} {_shown(now, key)}{chosen}", _too_few(key, stored, now))
+    return KeyDrift(key, f"the run has {_shown(stored, key)}, {source} {_shown(now, key)}{chosen}", _why_kept(key, stored, now))
 
 
-def _too_few(key: str, stored: dict[str, Any], now: dict[str, Any]) -> str | None:
-    """Says why a run cannot have more samples of each row than it began with."""
+def _why_kept(key: str, stored: dict[str, Any], now: dict[str, Any]) -> str | None:
+    """Says what finished rows would keep, so that nobody can vouch for them: fewer samples of each row, or keys of another kind."""
     had, wanted = stored.get(key), now.get(key)
+    if key == KEY and (had is None or wanted is None):
+        return f"finished rows have {'their places' if had is None else 'values of a column'} as keys, and would keep them"
     if key != _SAMPLES or not isinstance(had, int) or not isinstance(wanted, int) or wanted <= had:
         return None
     return f"some finished rows have only {had} of {wanted} samples, and would keep them"
@@ -112,11 +115,6 @@ def columns_of(schema: pa.Schema) -> dict[str, str]:
         if ranges := (field.metadata or {}).get(b"ranges"):
             columns[f"ranges of {COLUMN}{field.name}"] = f"sha256 {hashlib.sha256(ranges).hexdigest()}"
     return columns
-
-
-def input_columns(identity: dict[str, Any]) -> list[str]:
-    """Returns the names of the input's columns in a run's identity, in the order of its records."""
-    return [key.removeprefix(_INPUT) for key in identity if key.startswith(_INPUT)]
 
 
 def _type(field: pa.Field) -> str:

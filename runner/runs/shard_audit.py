@@ -14,7 +14,7 @@ import pyarrow as pa
 from ..core.arrays import Ints
 from ..files.file_stamp import sha256
 from ..store.commit_log import Commit
-from ..store.part_file import read_part
+from ..store.part_file import part_schema, read_part
 from ..store.paths import RunPaths
 from ..store.row_order import positions
 
@@ -29,12 +29,13 @@ class DamageError(Exception):
 
 @dataclass(slots=True)
 class ShardCount:
-    """Counts of a shard's files: records, and failures by (stage, class)."""
+    """Counts of a shard's files: records, and failures by (stage, class). columns: those of the records."""
 
     records: int = 0
     errors: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     files: int = 0
     bytes: int = 0
+    columns: pa.Schema | None = None
 
 
 def count_shard(paths: RunPaths, commit: Commit, start: int, samples: int | None) -> ShardCount:
@@ -53,6 +54,7 @@ def count_shard(paths: RunPaths, commit: Commit, start: int, samples: int | None
             raise DamageError(part, "is damaged: its sha256 is not the one committed")
         part_places = _places(part, batches, start)
         if part.parent == paths.results:
+            count.columns = part_schema(part)
             _require_number(part, "records", len(part_places), commit.records)
         else:
             _require_number(part, "errors", len(part_places), commit.errors)

@@ -148,7 +148,8 @@ def _resolved(state: State, log: CommitLog, past: History, journaled: tuple[int,
     if not noted:
         return rows, errors
     # Errors that are done again are not open yet by the commits: a run that does them says itself how far it is.
-    if state == "stopped" or (state == "running" and log.retries):
+    says_itself = state == "stopped" and _noted(past.sessions[-1]) is not None  # one that ended before its first row says nothing
+    if says_itself or (state == "running" and log.retries):
         return noted[-1]
     return max(rows, noted[-1][0]), max(errors, noted[-1][1])
 

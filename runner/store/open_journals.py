@@ -198,7 +198,7 @@ def continuable_journals(paths: RunPaths, journals: Mapping[int, Journal], commi
 def reopen_shard(paths: RunPaths, commit: Commit, retry: int) -> Journal:
     """Begins a journal that continues a commit. retry: number of the retry in which its errors are done again, or 0."""
     header = Header(commit.shard, commit.generation + 1, commit.generation, retry)
-    drops = _drops(base_batches(paths, commit)[1]) if retry else []
+    drops = only_drops(base_batches(paths, commit)[1]) if retry else []
     journal.begin(paths.journal_of(commit.shard), header, drops)
     return Journal(header, [], drops)
 
@@ -215,7 +215,7 @@ def forget_errors(paths: RunPaths, content: Journal, base: Commit | None, retry:
     """Rewrites the journal without errors that are older than this ``retry``, its own and its base's. Dropped groups stay."""
     if content.header.retry >= retry:
         return content
-    header, drops = replace(content.header, retry=retry), _drops(_errors(paths, content, base))
+    header, drops = replace(content.header, retry=retry), only_drops(_errors(paths, content, base))
     journal.rewrite(paths.journal_of(header.shard), header, content.results, drops)
     return Journal(header, content.results, drops)
 
@@ -227,7 +227,7 @@ def _errors(paths: RunPaths, content: Journal | None, base: Commit | None) -> li
     return [*from_base, *(content.errors if content is not None else [])]
 
 
-def _drops(errors: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    """Returns the errors that are groups left out on purpose."""
+def only_drops(errors: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """Returns the errors that are groups left out on purpose, which a retry leaves where they are."""
     drops = (batch.filter(pa.array([stage == DROP for stage in batch.column("stage").to_pylist()], pa.bool_())) for batch in errors)
     return [batch for batch in drops if batch.num_rows]

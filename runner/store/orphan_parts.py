@@ -11,8 +11,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from ..files.atomic import fsync_folder
-from .commit_log import Commit, CommitLog, PartFile, append_commit
+from .commit_log import Commit, CommitLog, PartFile, append_commit, read_commits
 from .journal import Header
+from .open_journals import journal_files, uncommitted_journals
 from .part_file import check_part, errors_schema, has_schema
 from .paths import OWN_PARTS, RunPaths, part_of
 
@@ -31,9 +32,7 @@ def adopt_orphans(
 
     identity: digest of the run's identity. headers: of the uncommitted journals, by shard. rows_of: the input rows of a shard.
     """
-    for shard, generation in sorted(name for part in paths.results.iterdir() if (name := part_of(part.name))):
-        if _is_in_journal(headers, shard, generation) or generation <= commit_log.generations.get(shard, 0):
-            continue
+    for shard, generation in _undeclared_results(paths, commit_log, headers):
         commit = _validated(paths, identity, schema, shard, generation)
         least = commit_log.commits[shard].rows if shard in commit_log.commits else 0
         if commit is None or not least <= commit.rows <= len(rows_of(shard)):
@@ -42,6 +41,21 @@ def adopt_orphans(
         commit_log.commits[shard], commit_log.generations[shard] = commit, generation
         part = paths.results_part(shard, generation)
         log.warning("%s: no line of %s declares it, but it is whole and this run's: adopted", part, paths.commits.name)
+
+
+def has_undeclared_results(run: Path) -> bool:
+    """Returns True where results lie in the run directory ``run`` that neither its commit log nor a journal knows: the log was damaged."""
+    paths = RunPaths(run)
+    commit_log = read_commits(paths)
+    begun = [each.journal.header for each in uncommitted_journals(journal_files(paths), commit_log) if each.journal is not None]
+    return paths.results.is_dir() and bool(_undeclared_results(paths, commit_log, {header.shard: header for header in begun}))
+
+
+def _undeclared_results(paths: RunPaths, commit_log: CommitLog, headers: Mapping[int, Header]) -> list[tuple[int, int]]:
+    """Lists shard and generation of the parts that no line declares, and that no journal can make again."""
+    found = sorted(name for part in paths.results.iterdir() if (name := part_of(part.name)))
+    generations = commit_log.generations
+    return [(shard, n) for shard, n in found if n > generations.get(shard, 0) and not _is_in_journal(headers, shard, n)]
 
 
 def _validated(paths: RunPaths, identity: str, schema: pa.Schema, shard: int, generation: int) -> Commit | None:

@@ -207,8 +207,13 @@ def read_part(part: Path) -> Iterator[pa.RecordBatch]:
 
 def has_schema(part: Path, schema: pa.Schema) -> bool:
     """Returns True when a part whose bytes have been checked has these columns. Raises OSError."""
+    return part_schema(part).equals(schema)
+
+
+def part_schema(part: Path) -> pa.Schema:
+    """Returns the columns of a part whose bytes have been checked. Raises OSError."""
     with pa.memory_map(str(part)) as file:
-        return pa.ipc.open_file(file).schema.equals(schema)
+        return pa.ipc.open_file(file).schema
 
 
 def part_batches(part: Path, file: pa.MemoryMappedFile, columns: list[str] | None) -> Iterator[pa.RecordBatch]:

@@ -4,7 +4,7 @@ Each shard's current part is checked against the commit log first. A part that i
 Knows no columns.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -18,7 +18,7 @@ from ..core.errors import RunDirError
 from ..files.file_stamp import Stamp, sha256, stamp_of
 from .commit_log import Commit, CommitLog, PartFile, read_commits
 from .journal import Journal, peek
-from .open_journals import journal_files, uncommitted_journals
+from .open_journals import journal_files, only_drops, uncommitted_journals
 from .part_file import part_batches
 from .paths import RunPaths
 from .row_order import sorted_records
@@ -53,28 +53,53 @@ def finished_results(run: Path, columns: list[str] | None = None, sound: bool = 
     sound: parts that are missing or damaged are passed over, as the next start does their shards again. Otherwise as ``read_results``. The
     caller holds the run's lock: a shard that is committed meanwhile could be read twice.
     """
-    journals = _journals(run)
+    journals = list(_journals(run))
     yield from _committed(RunPaths(run), _results_of, columns, sound=sound)
     for journal in journals:
         yield from _selected(journal.results, columns)
 
 
-def finished_errors(run: Path, columns: list[str] | None = None, sound: bool = False) -> Iterator[pa.RecordBatch]:
-    """Yields all failures that count as done, as ``finished_results`` does; those that a retry does again are left out."""
-    journals = _journals(run)
-    redone = {journal.header.shard for journal in journals if journal.header.retry}
-    yield from _committed(RunPaths(run), _errors_of, columns, redone, sound)
-    for journal in journals:
-        yield from _selected(journal.errors, columns)
+def finished_errors(run: Path, columns: list[str] | None = None, sound: bool = False, retried: bool = False) -> Iterator[pa.RecordBatch]:
+    """Yields all failures that count as done, as ``finished_results`` does; those that a retry does again are left out.
+
+    retried: as if such a retry began now. Dropped groups are no part of one, and stay.
+    """
+    paths, journals = RunPaths(run), {journal.header.shard: journal for journal in _journals(run)}
+    log = read_commits(paths)
+
+    def counted(shard: int, failures: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        begun = journals[shard].header.retry if shard in journals else 0
+        again = retried or log.retries.get(shard, 0) > begun
+        return _selected(only_drops(failures) if again else failures, columns)
+
+    for shard, commit in sorted(log.commits.items()):
+        if shard not in journals or not journals[shard].header.retry:
+            with suppress(RunDirError) if sound else nullcontext():
+                yield from counted(shard, _shard_batches(paths, commit, _errors_of, None))
+    for shard, journal in journals.items():
+        yield from counted(shard, journal.errors)
 
 
-def _selected(batches: list[pa.RecordBatch], columns: list[str] | None) -> Iterator[pa.RecordBatch]:
+def recorded_schema(run: Path) -> pa.Schema | None:
+    """Returns the columns of the records in the run directory ``run``: of a sound part, else of a journal; None where it holds none."""
+    paths = RunPaths(run)
+    for _, commit in sorted(read_commits(paths).commits.items()):
+        with suppress(RunDirError):
+            if (part := _current(paths, commit, _results_of)) is not None:
+                with part[1] as file:
+                    return pa.ipc.open_file(file).schema
+    return next((batch.schema for journal in _journals(run) for batch in journal.results), None)
+
+
+def _selected(batches: Iterable[pa.RecordBatch], columns: list[str] | None) -> Iterator[pa.RecordBatch]:
     yield from batches if columns is None else (batch.select(columns) for batch in batches)
 
 
-def _journals(run: Path) -> list[Journal]:
+def _journals(run: Path) -> Iterator[Journal]:
     paths = RunPaths(run)
-    return [each.journal for each in uncommitted_journals(journal_files(paths), read_commits(paths)) if each.journal is not None]
+    for each in uncommitted_journals(journal_files(paths), read_commits(paths)):
+        if each.journal is not None:
+            yield each.journal
 
 
 @dataclass(slots=True, frozen=True)

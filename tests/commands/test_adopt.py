@@ -1,5 +1,6 @@
 """Tests ``--adopt``: a user accepts a change between two starts of a run."""
 
+import json
 from typing import Any
 
 import mlx_bulk
@@ -75,7 +76,11 @@ def test_keyed_rows_are_adopted_in_their_places_alone(bench: Bench, rows: list[R
     before, run = kept(bench), (bench.root / "run" / "run.json").read_bytes()
     done = bench.run("--adopt", "data.path", rows=rows, **KEYED)
     assert done.code == 4
-    has = "cannot be read" if now is None else f"has the key {now}"
+    has = (
+        f"cannot be read ({bench.root}/rows.jsonl, line 4: the key 'id' is null or missing; a string or a number is expected)"
+        if now is None
+        else f"has the key {now}"
+    )
     assert (
         f"--adopt data.path: row {row} of the input {has}, and what is finished in its place is of {finished}. Keep the" in done.last_line
     )
@@ -90,7 +95,9 @@ def test_keys_of_failures_count_unless_these_are_done_again(bench: Bench):
     stopped = bench.run("--overwrite", rows=rows, **KEYED)
     assert (stopped.code, stopped.errors[0]["key"]) == (3, "bad")
     mended: list[Record] = [{"id": "good", "q": "Good."}, *rows[1:]]
-    assert 'has the key "good"' in bench.run("--adopt", "data.path", rows=mended, **KEYED).last_line
+    refused = bench.run("--adopt", "data.path", rows=mended, **KEYED).last_line
+    assert 'row 0 of the input has the key "good", and what failed in its place is of "bad". Where you have mended failed rows, ' in refused
+    assert "--retry-errors beside it does them again. Else keep the finished rows in front" in refused
     done = bench.run("--adopt", "data.path", "--retry-errors", rows=mended, **KEYED)
     assert (done.code, [record["key"] for record in done.records]) == (0, ["good", "a", "b"])
 
@@ -107,6 +114,53 @@ def test_columns_keep_the_order_that_the_run_has(bench: Bench):
     assert {path.name for path in (done.output / "results").iterdir()} == {"part-00000000.arrow", "part-00000001.g2.arrow"}
     more = bench.run("--adopt", "data.path", rows=[{**row, "more": 1} for row in turned], batch=batch, **KEYED)
     assert (more.code, "column input.more" in more.stderr) == (4, True)
+
+
+def test_fields_within_columns_keep_the_order_that_the_run_has(bench: Bench):
+    """As where the keys of all objects are sorted."""
+    tags = {"b": 1, "a": [{"d": 1, "c": 2}]}
+    chats: list[Record] = [{"id": name, "chat": [{"role": "user", "content": f"{name}?", "tags": tags}]} for name in "ab"]
+    prompt = {"text": "{{ chat[0].content }}"}
+    before = bench.run("--overwrite", rows=chats, prompt=prompt, **KEYED)
+    turned: list[Record] = [json.loads(json.dumps(row, sort_keys=True)) for row in [*chats, {**chats[0], "id": "c"}]]
+    done = bench.run("--adopt", "data.path", rows=turned, prompt=prompt, **KEYED)
+    assert (done.code, done.table.schema) == (0, before.table.schema)
+    assert [record["input"] for record in done.records] == [*chats, {**chats[0], "id": "c"}]
+
+
+def test_columns_keep_their_order_where_the_description_is_damaged(bench: Bench):
+    """The records say what it is."""
+    rows: list[Record] = [{"id": row["id"], "q": row["q"], "z": 1} for row in ROWS]
+    small: dict[str, Any] = {"batch": {"rows_per_shard": 5}, **KEYED}
+    before = bench.run("--overwrite", rows=rows, **small)
+    description = before.output / "run.json"
+    description.write_bytes(description.read_bytes().replace(b'"column input.id"', b'"column input.ie"'))
+    assert "run.json: was damaged" in bench.run(rows=rows, **small).stderr
+    more: list[Record] = [*rows, {**NEW, "z": 2}]
+    done = bench.run(rows=more, **small)
+    assert (done.code, done.table.schema, len(done.records)) == (0, before.table.schema, 6)
+    assert mlx_bulk.results(done.output).num_rows == 6
+
+
+def test_rows_whose_log_is_lost_are_found_before_another_input_is_adopted(bench: Bench):
+    before = bench.run("--overwrite", rows=ROWS, **KEYED)
+    (before.output / "commits.jsonl").unlink()
+    refused = bench.run("--adopt", "data.path", rows=[NEW, *ROWS], **KEYED)
+    assert (refused.code, "holds finished rows that commits.jsonl does not name" in refused.last_line) == (4, True)
+    assert bench.run(rows=ROWS, **KEYED).records == before.records
+    assert 'has the key "new"' in bench.run("--adopt", "data.path", rows=[NEW, *ROWS], **KEYED).last_line
+
+
+def test_keys_are_adopted_where_finished_rows_have_the_same(bench: Bench):
+    rows: list[Record] = [{**row, "uid": row["id"], "other": row["q"]} for row in ROWS]
+    assert bench.run("--overwrite", rows=rows, **KEYED).code == 0
+    assert "cannot be adopted" not in bench.run(rows=rows, data={"key": "uid"}).stderr
+    assert bench.run("--adopt", "data.key", rows=rows, data={"key": "uid"}).code == 0
+    other = bench.run("--adopt", "data.key", rows=rows, data={"key": "other"})
+    assert (other.code, '--adopt data.key: row 0 of the input has the key "What is 2 + 2?"' in other.last_line) == (4, True)
+    without = bench.run("--adopt", "data.key", rows=rows)
+    assert (without.code, "finished rows have values of a column as keys, and would keep them" in without.stderr) == (4, True)
+    assert "--adopt data.key" not in without.stderr
 
 
 def test_a_damaged_part_does_not_stand_in_the_way_of_an_adopted_input(bench: Bench):

@@ -112,6 +112,22 @@ def test_the_perplexity_is_that_of_all_completions(bench: Bench):
 
 
 @pytest.mark.usefixtures("no_charts")
+def test_a_run_that_grows_has_the_figures_of_the_records_that_are_there(bench: Bench):
+    """Until it is complete again, stats.arrow and summary.json are those of the run that it was."""
+    run = bench.run(rows=ROWS[:1]).output
+    old = {name: (run / name).read_bytes() for name in ("stats.arrow", "summary.json")}
+    records = bench.run(rows=ROWS[:3]).records
+    for name, content in old.items():
+        (run / name).write_bytes(content)
+    commits = run / "commits.jsonl"
+    commits.write_bytes(b"".join(commits.read_bytes().splitlines(keepends=True)[:-1]))  # without the closing line
+    page = reported(run).text
+    logprobs = [logprob for record in records for logprob in record["logprobs"]]
+    assert f"Perplexity{figure(math.exp(-sum(logprobs) / len(logprobs)))}of the tokens with a logprob" in page
+    assert "This run is not complete" in page
+
+
+@pytest.mark.usefixtures("no_charts")
 def test_scores_of_texts_and_of_choices(bench: Bench):
     texts = bench.score(rows=ROWS, score={"text": "{{ q }}", "group_by": "id"})
     page = reported(texts.output)

@@ -71,13 +71,20 @@ def test_each_prompt_of_a_row_counts_once(tmp_path: Path):
 
     several, twice = [-1.0, -2.0], [-3.0]
     rows = [
-        [*of(several, 2, prompts=3), *of(twice, 4, prompts=3)],
+        [*of(several, 2, prompts=3, n=2), *of(twice, 4, prompts=3, n=2)],
         of(twice, 2, prompts=1, prompt_logprobs=1),
         of(twice, 1, echo=True),
     ]
     found = written(tmp_path / "run", rows, SCHEMA.append(pa.field("request", pa.large_string())))
     assert (found["rows"], found["records"], found["completion_tokens"]) == (3, 9, 9)
     assert (found["prompt_tokens"], found["prompt_scored"], found["prompt_sum_logprob"]) == (3 + 4 * 2, 2 + 4, -3.0 - 4 * 3.0)
+
+
+def test_a_prompt_whose_neighbour_failed_counts_once(tmp_path: Path):
+    """Samples 2 and 3, those of the second prompt, are in errors/."""
+    one = {**record([-1.0, -2.0], [-0.5]), "request": json.dumps({"url": "/v1/completions", "prompts": 2, "n": 2})}
+    found = written(tmp_path / "run", [[one, one]], SCHEMA.append(pa.field("request", pa.large_string())))
+    assert (found["prompt_tokens"], found["prompt_scored"], found["prompt_sum_logprob"]) == (3, 2, -3.0)
 
 
 def test_ends_are_told_apart_and_clipped_prompts_counted(tmp_path: Path):

@@ -16,8 +16,9 @@ from mlx_bulk.runner.runs.run_dir import RunDir
 from mlx_bulk.runner.runs.run_files import SCHEMA_VERSION
 from mlx_bulk.runner.runs.shard_audit import ShardCount
 from mlx_bulk.runner.store import journal
-from mlx_bulk.runner.store.commit_log import Commit, append_retry, read_commits
+from mlx_bulk.runner.store.commit_log import Commit, append_commit, append_retry, read_commits
 from mlx_bulk.runner.store.journal import Header
+from mlx_bulk.runner.store.part_file import check_part, read_part, write_part
 from mlx_bulk.runner.store.paths import RunPaths
 
 from ..support.sessions import FAILING, PER_SHARD, ROWS, SAMPLES, flip, opened, work
@@ -122,6 +123,23 @@ def test_a_damaged_part(run: Path, folder: str):
     assert wrong(audit_run(run)) == [f"{part.name}: is missing; {cure}"]
     work(run)
     assert audit_run(run).complete
+
+
+def test_parts_whose_columns_have_another_order(run: Path):
+    """As an earlier version left them, where the input's columns came in another order."""
+    paths = RunPaths(run)
+    commit = read_commits(paths).commits[1]
+    (part, file), *errors = commit.files(paths)
+    turned = [batch.select(batch.schema.names[::-1]) for batch in read_part(part)]
+    declared, _ = check_part(part) or (None, None)
+    assert declared is not None
+    file = write_part(part, turned[0].schema, turned, declared)
+    counts = (commit.records, commit.errors)
+    append_commit(paths, Commit.of(1, commit.generation, commit.rows, counts, file, errors[0][1] if errors else None))
+    assert wrong(audit_run(run)) == [
+        f"{part.name}: has other columns than the parts before it, or in another order; remove this file, and run the same command again: "
+        "it does shard 1 again"
+    ]
 
 
 def test_damaged_lines_of_the_log(run: Path):

@@ -106,6 +106,18 @@ def test_a_stopped_run(path: Path):
     ]
 
 
+def test_a_start_that_was_stopped_before_its_first_row_leaves_what_is_there(path: Path):
+    with RunDir.open(path) as run:
+        work(run, range(5))
+        started(run, ago=30)
+        point(run, 2, ago=20)  # and three more rows were finished, before it was killed
+    with RunDir.open(path) as run:
+        started(run)
+        run.session_ended({"how": "KeyboardInterrupt", "message": ""})
+    found = run_status(path)
+    assert (found.state, found.rows) == ("stopped", 5)
+
+
 def test_a_killed_run(path: Path):
     with RunDir.open(path) as run:
         work(run, range(6))

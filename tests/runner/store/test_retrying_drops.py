@@ -8,9 +8,9 @@ from mlx_bulk.runner.core.outcomes import Failure
 from mlx_bulk.runner.core.shard_layout import Layout
 from mlx_bulk.runner.runs.failures import dropped_groups
 from mlx_bulk.runner.runs.run_dir import RunDir
-from mlx_bulk.runner.store.commit_log import read_commits
+from mlx_bulk.runner.store.commit_log import append_retry, read_commits
 from mlx_bulk.runner.store.paths import RunPaths
-from mlx_bulk.runner.store.results import read_errors
+from mlx_bulk.runner.store.results import finished_errors, read_errors
 from mlx_bulk.runner.store.writer import Writer
 
 from ..support.sessions import NEVER, SCHEMA, failure, opened, record
@@ -41,6 +41,23 @@ def recorded(run: RunDir, rows: range, *, retry: bool = False, fails: bool = Tru
             out.add(row, 0, record(row, 0))
     out.finish() if finish else out.close()
     return did
+
+
+@pytest.mark.parametrize("first", [6, 2, 5])
+def test_failures_that_count_as_done_are_those_that_no_retry_does_again(tmp_path: Path, first: int):
+    path, failed = tmp_path / "run", [(1, "generate")]
+    drops = [(row, DROP) for row in DROPPED if row < first]
+
+    def counting(*, retried: bool = False) -> list[tuple[int, str]]:
+        return sorted((line["row"], line["stage"]) for batch in finished_errors(path, retried=retried) for line in batch.to_pylist())
+
+    with opened(path) as run:
+        recorded(run, range(first), finish=first == LAYOUT.rows)
+        assert (counting(), counting(retried=True)) == (sorted(drops + failed), drops)
+        append_retry(RunPaths(path), 1, {0})  # declared, and killed before any journal says so
+        assert counting() == drops
+        run.recover(LAYOUT, SCHEMA)
+        assert counting() == drops
 
 
 def in_errors(run: Path) -> list[tuple[int, str]]:
