@@ -48,20 +48,21 @@ int softmax_sums(PyObject* x, PyObject* best, PyObject* peak, PyObject* total, P
 
 // Draws an id in each row of logits x [N, V]. ids [N] int32 holds each row's best id and takes the drawn one; sampled [N] takes its logprob
 // after the filters; kept [N, V] bytes, if not null, takes 1 for each id that passes the filters. temperature, top_k (int32, 0: all), top_p,
-// least (log min_p), typical_p (1: all), xtc (this step's threshold; inf: none) and uniforms are [N]. Row i draws from ids that words [K, ceil(V / 32)] int32 allow in line places[i] (int32) [N], or
-// from all where that is -1; words and places may be null. A row with a mask may have -1 for its best id. If it has a temperature of 0, its
-// best id that is allowed is found. Other rows at temperature 0 stay as they are. Where the largest logit is not finite, no id is drawn, and
-// a row with a mask takes NaN.
+// least (log min_p), typical_p (1: all), xtc (this step's threshold; inf: none) and uniforms are [N]. Row i draws from ids that words
+// [K, ceil(V / 32)] int32 allow in line places[i] (int32) [N], or from all where that is -1; words and places may be null. A row with a mask
+// may have -1 for its best id. If it has a temperature of 0, its best id that is allowed is found. Other rows at temperature 0 stay as they
+// are. Where the largest logit is not finite, no id is drawn, and a row with a mask takes NaN.
 int draw(PyObject* x, PyObject* ids, PyObject* temperature, PyObject* top_k, PyObject* top_p, PyObject* least, PyObject* typical_p,
          PyObject* xtc, PyObject* uniforms, PyObject* sampled, PyObject* kept, PyObject* places, PyObject* words) try {
+  enum { X, IDS, TEMPERATURE, TOP_K, TOP_P, LEAST, TYPICAL_P, XTC, UNIFORMS, SAMPLED, KEPT, PLACES };
   Arrays arrays({x, ids, temperature, top_k, top_p, least, typical_p, xtc, uniforms, sampled, kept, places, words});
   if (!arrays.held) return -1;
-  long n = arrays.size(0, 0), v = arrays.size(0, 1);
+  long n = arrays.size(X, 0), v = arrays.size(X, 1);
   pool::run(n, [&](long row) {
-    const float* a = arrays.data(0) + row * v;
-    int32_t& id = arrays.data<int32_t>(1)[row];
-    float peak, temperature = arrays.data(2)[row], &logprob = arrays.data(9)[row];
-    GrammarMask mask = mask_of(arrays, 11, row);
+    const float* a = arrays.data(X) + row * v;
+    int32_t& id = arrays.data<int32_t>(IDS)[row];
+    float peak, temperature = arrays.data(TEMPERATURE)[row], &logprob = arrays.data(SAMPLED)[row];
+    GrammarMask mask = mask_of(arrays, PLACES, row);
     if (mask.words && (id < 0 || !mask.allows(id))) {
       auto best = mask.best(a, v);
       id = (int32_t)best.id, peak = best.value;
@@ -70,12 +71,12 @@ int draw(PyObject* x, PyObject* ids, PyObject* temperature, PyObject* top_k, PyO
     }
     if (mask.words) logprob = __builtin_isfinite(peak) ? 0 : NOT_A_NUMBER;
     if (temperature == 0 || !__builtin_isfinite(peak)) return;
-    long most = arrays.data<int32_t>(3)[row];
-    Filter filter{temperature,        arrays.data(4)[row], arrays.data(5)[row], most > 0 ? std::min(most, v) : v, arrays.data(6)[row],
-                  arrays.data(7)[row]};
+    long most = arrays.data<int32_t>(TOP_K)[row];
+    auto of = [&](int which) { return arrays.data(which)[row]; };
+    Filter filter{temperature, of(TOP_P), of(LEAST), most > 0 ? std::min(most, v) : v, of(TYPICAL_P), of(XTC)};
     Draw draw(a, v, mask, peak, filter);
-    id = draw.at(arrays.data(8)[row], logprob);
-    if (kept) draw.kept(arrays.data<uint8_t>(10) + row * v);
+    id = draw.at(arrays.data(UNIFORMS)[row], logprob);
+    if (kept) draw.kept(arrays.data<uint8_t>(KEPT) + row * v);
   });
   return 0;
 } catch (...) {

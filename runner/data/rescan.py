@@ -19,7 +19,12 @@ from .spooled_stdin import SPOOL_NAMES
 
 
 def current_fingerprint(data: DataConfig, run: Path) -> dict[str, Any]:
-    """Returns the ``Scan.fingerprint`` of the input today. For stdin it reads the copy in the run directory ``run``.
+    """Returns the ``Scan.fingerprint`` of the input today; see ``current_scan``."""
+    return current_scan(data, run).fingerprint()
+
+
+def current_scan(data: DataConfig, run: Path) -> Scan:
+    """Returns the scan of the input today, without its columns. For stdin it reads the copy in the run directory ``run``.
 
     Relative paths start at the working directory. Raises DataError for files that are missing or can't be read.
     """
@@ -32,8 +37,7 @@ def current_fingerprint(data: DataConfig, run: Path) -> dict[str, Any]:
             rows = _rows(source, data, left)
             left = None if left is None else left - rows
         scanned.append(ScannedSource(source, rows, digest, *at))
-    scan = Scan(tuple(scanned), sum(one.rows for one in scanned), 0, pa.schema([]), {}, data.model_dump(mode="json"))
-    return scan.fingerprint()
+    return Scan(tuple(scanned), sum(one.rows for one in scanned), 0, pa.schema([]), {}, data.model_dump(mode="json"))
 
 
 def stored_data(run: dict[str, Any]) -> DataConfig:

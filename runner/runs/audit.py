@@ -14,9 +14,14 @@ from typing import Any
 
 import pyarrow as pa
 
+from ...configs.data import DataConfig
+from ...configs.explain import shown
 from ..core.errors import BulkError
 from ..core.shard_layout import Layout, covered_rows
-from ..data.rescan import current_fingerprint, stored_data
+from ..data.reader import read_rows
+from ..data.rescan import current_scan, stored_data
+from ..data.row_key import ChangedKey, changed_key
+from ..data.scan_result import Scan
 from ..files.checked_json import read_document
 from ..files.checked_lines import damaged_lines
 from ..files.file_stamp import sha256
@@ -24,6 +29,7 @@ from ..files.folder_lock import holder
 from ..store.commit_log import Commit, CommitLog, read_commits
 from ..store.open_journals import journal_files, uncommitted_journals
 from ..store.paths import RunPaths, part_of
+from ..store.results import finished_errors, finished_results
 from .drift import INPUTS, inputs_drift
 from .journal_rows import samples_of_rows
 from .run_files import current_run
@@ -136,16 +142,34 @@ def _check_input(audit: Audit, run_json: dict[str, Any]) -> None:
         return
     data = stored_data(run_json).model_copy(update={"limit": inputs["limit"]})
     try:
-        now = current_fingerprint(data, audit.run)
+        scan = current_scan(data, audit.run)
+        now = scan.fingerprint()
         changed = inputs_drift(inputs, now)
+        other = None if changed else _other_key(audit.run, scan, data)
     except (BulkError, OSError) as error:
         what = str(error).removeprefix(f"{INPUTS}: ").rstrip(".")
         audit.problems.append(Finding(INPUTS, what, "put the input where it was; the results can be read without it"))
         return
     audit.input_rows = covered_rows(now)
     audit.problems += [Finding(difference.key, difference.text, _RESTORE) for difference in changed]
+    if other is not None:
+        key = "cannot be read" if other.now is None else f"has the key {shown(other.now)}"
+        what = f"row {other.row} of the input {key}, and what is recorded of it is of {shown(other.finished)}"
+        audit.problems.append(Finding(INPUTS, what, "start over with --overwrite: an input was adopted whose rows stood in other places"))
     if not changed and audit.input_rows != audit.rows:
         audit.note(INPUTS, f"the input has {audit.input_rows:,} rows now, the run covers {audit.rows:,}", "it does the new ones")
+
+
+def _other_key(run: Path, scan: Scan, data: DataConfig) -> ChangedKey | None:
+    """Returns a row whose records are of another key than the input gives it; None where rows have no keys of their own."""
+    if data.key_column is None:
+        return None
+    columns = ["row", "key"]
+    return changed_key(
+        lambda: finished_results(run, columns, sound=True),
+        lambda: finished_errors(run, columns, sound=True),
+        read_rows(scan, data, [range(scan.rows)]),
+    )
 
 
 def _check_notes(audit: Audit, paths: RunPaths) -> None:

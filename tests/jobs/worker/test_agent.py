@@ -1,24 +1,14 @@
 """Tests the agent with real engine processes that echo rows, and a driver in the test's own hands."""
 
-import json
-import pickle
 import signal
-import sys
 import tempfile
-import threading
-from collections.abc import Generator, Iterable
-from contextlib import contextmanager
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
 
 import pytest
 from mlx_bulk.configs.errors import ConfigError
-from mlx_bulk.jobs.supervision.crash_suspects import Suspects
 from mlx_bulk.jobs.worker import agent
-from mlx_bulk.jobs.worker.agent import NO_DRIVER, Agent, Signalled, Stay
+from mlx_bulk.jobs.worker.agent import NO_DRIVER, Signalled, Stay
 from mlx_bulk.jobs.worker.driver_line import DriverSaid
-from mlx_bulk.jobs.worker.engine_process import EngineProcess
 from mlx_bulk.runner.cluster.held_leases import HeldLeases
 from mlx_bulk.runner.cluster.messages import (
     Ack,
@@ -27,133 +17,15 @@ from mlx_bulk.runner.cluster.messages import (
     EngineDied,
     Frames,
     Hello,
-    Lease,
     LeaseDone,
-    Message,
-    Place,
     Ready,
     RunFailed,
     RunOffer,
     StopRun,
 )
-from mlx_bulk.runner.core.requests import Row
 
 from ...runner.pipeline.test_progress_display import heard
-
-PATIENCE = 60.0  # seconds after which a test that waits has failed
-ECHO = str(Path(__file__).parents[1] / "support" / "echo_engine.py")
-RUN = "a" * 16
-_M = TypeVar("_M")
-
-
-def lease(name: str, positions: Iterable[int]) -> Lease:
-    return Lease(RUN, name, 0, pickle.dumps([Row(at, str(at), {}) for at in positions]))
-
-
-class Driver:
-    """Both ends of a connection that the test can cut: the agent's, a ``DriverEnd``, and the driver's, which the test uses."""
-
-    def __init__(self) -> None:
-        self.is_there = threading.Event()
-        self.is_there.set()
-        self._to_agent: SimpleQueue[Message | None] = SimpleQueue()
-        self.told: SimpleQueue[Message] = SimpleQueue()
-        self.error: Exception | None = None
-        self.closed = False
-
-    # The agent's end.
-
-    def connect(self) -> None:
-        if self.error is not None:
-            raise self.error
-        if not self.is_there.wait(0.05):
-            raise OSError("no driver")
-        self._to_agent = SimpleQueue()
-
-    def send(self, message: Message) -> None:
-        if self.is_there.is_set():
-            self.told.put(message)
-
-    def receive(self, timeout: float | None) -> Message | None:
-        message = self._to_agent.get(timeout=timeout)
-        if message is None:
-            raise EOFError
-        return message
-
-    def close(self) -> None:
-        self.closed = True
-
-    # The driver's end.
-
-    def say(self, *messages: Message) -> None:
-        for message in messages:
-            self._to_agent.put(message)
-
-    def go(self) -> None:
-        self.is_there.clear()
-        self._to_agent.put(None)
-
-    def hear(self, kind: type[_M], **fields: Any) -> _M:
-        """Returns the next message of a kind with these fields; those before it are dropped."""
-        while True:
-            try:
-                message = self.told.get(timeout=PATIENCE)
-            except Empty:
-                pytest.fail(f"no {kind.__name__} came")
-            if isinstance(message, kind) and all(getattr(message, name) == value for name, value in fields.items()):
-                return message
-
-    def land(self, places: set[Place]) -> None:
-        """Acks frames until all these places have come."""
-        while places:
-            frames = self.hear(Frames)
-            places -= set(frames.resolved)
-            self.say(Ack(frames.run, frames.number))
-
-
-class Worker:
-    """An agent in a thread."""
-
-    def __init__(self, driver: Driver, stay: Stay, script: dict[str, Any]):
-        self.inbox: SimpleQueue[Any] = SimpleQueue()
-        self.engines: list[EngineProcess] = []
-        command = [sys.executable, ECHO, json.dumps(script)]
-
-        def start(suspects: Suspects, inbox: "SimpleQueue[Any]") -> EngineProcess:
-            self.engines.append(EngineProcess(command, suspects, inbox))
-            return self.engines[-1]
-
-        self.agent = Agent(driver, Hello("w-1", "host", {}), start, stay, self.inbox)
-        self.code: int | BaseException | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self.code = self.agent.run()
-        except Exception as error:
-            self.code = error
-
-    def left(self) -> int | BaseException | None:
-        self._thread.join(PATIENCE)
-        assert not self._thread.is_alive()
-        return self.code
-
-
-@contextmanager
-def at_work(stay: Stay | None = None, **script: Any) -> Generator[tuple[Driver, Worker]]:
-    """A worker that has joined, and takes leases of a run where there is a script."""
-    driver = Driver()
-    worker = Worker(driver, stay or Stay(), script)
-    try:
-        driver.hear(Hello)
-        driver.say(RunOffer(RUN, b""))
-        driver.hear(Ready, run=RUN)
-        yield driver, worker
-    finally:
-        worker.inbox.put(Signalled(signal.SIGTERM))
-        worker.inbox.put(Signalled(signal.SIGTERM))
-        worker.left()
+from ..support.agents import PATIENCE, RUN, AgentsDriver, AgentThread, at_work, lease
 
 
 def test_rows_go_out_and_frames_come_back_over_a_lost_connection_and_a_death(tmp_path: Path):
@@ -213,8 +85,8 @@ def test_a_second_signal_leaves_at_once():
 
 
 def test_an_idle_worker_starts_no_engine_and_leaves_when_it_is_dismissed():
-    driver = Driver()
-    worker = Worker(driver, Stay(once=True), {})
+    driver = AgentsDriver()
+    worker = AgentThread(driver, Stay(once=True), {})
     assert driver.hear(Hello) == Hello("w-1", "host", {})
     driver.say(Dismiss())
     assert (worker.left(), worker.engines) == (0, [])
@@ -241,9 +113,9 @@ def test_a_worker_for_one_run_leaves_after_it_and_its_driver():
 
 @pytest.mark.parametrize("stay", [Stay(once=True, wait=0.2), pytest.param(Stay(wait=0.2), marks=pytest.mark.slow)])
 def test_a_worker_waits_for_a_driver_as_long_as_it_was_told(stay: Stay):
-    driver = Driver()
+    driver = AgentsDriver()
     driver.is_there.clear()
-    worker = Worker(driver, stay, {})
+    worker = AgentThread(driver, stay, {})
     assert worker.left() == NO_DRIVER
 
 
@@ -276,9 +148,9 @@ def test_what_a_killed_engine_leaves_is_removed(folder: Path, monkeypatch: pytes
 
 
 def test_a_driver_that_refuses_this_worker_ends_it():
-    driver = Driver()
+    driver = AgentsDriver()
     driver.error = ConfigError("keys: found none")
-    assert str(Worker(driver, Stay(), {}).left()) == "keys: found none"
+    assert str(AgentThread(driver, Stay(), {}).left()) == "keys: found none"
 
 
 def test_an_engine_that_ends_by_itself_fails_its_run_and_the_next_offer_starts_another():

@@ -1,23 +1,18 @@
-"""Tests what a twin shows beyond short rows on a model's own weights, and that the verdict is remembered."""
+"""Tests what a twin shows beyond short rows on a model's own weights, and what is done where there is none."""
 
 import functools
-import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
 from mlx_bulk.configs.schema import BatchConfig
-from mlx_bulk.kernels import native
 from mlx_bulk.runner.checks import capabilities as trusting
-from mlx_bulk.runner.checks.capabilities import Capabilities, capabilities_of, own_digest, own_sources, try_twin
+from mlx_bulk.runner.checks.capabilities import Capabilities, capabilities_of, try_twin
 from mlx_bulk.runner.checks.engine_setup import fit
 from mlx_bulk.runner.checks.padding_probe import probe
-from mlx_bulk.runner.checks.scoring_check import Shortcuts
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
-from mlx_bulk.runner.models.checkpoint import Checkpoint
 from mlx_bulk.runner.models.loader import LanguageModel
 from mlx_bulk.runner.twins.tiny_twin import twin
 from mlx_lm.models import gemma3_text, llama, mamba2, qwen3_next
@@ -25,27 +20,11 @@ from mlx_lm.models.base import create_attention_mask
 
 from ..support import tiny
 from ..support.released_configs import CONFIGS, uncomputed
+from ..support.twin_models import GEMMA, LLAMA, Half, model_of
+from ..support.twin_models import folder as folder
 
 Mask = Callable[..., Any]
-GEMMA = tiny.CONFIGS["gemma3_text"] | {"model_type": "gemma3_text", "sliding_window": 512}
-LLAMA = tiny.CONFIGS["llama"] | {"model_type": "llama"}
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where this test's twins are remembered."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "mlx-bulk" / "twins"
-
-
-def of(config: dict[str, Any], network: Any = None, **more: Any) -> LanguageModel:
-    network = uncomputed(config) if network is None else network
-    return LanguageModel(
-        network, Checkpoint(Path("nowhere"), None, config), more.pop("vocabulary", config["vocab_size"]), "float32", 0, **more
-    )
-
-
-# ------------------------------------------------------------------------------------------------- what a twin sees
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def _without_padding(mask: Any) -> Any:
@@ -114,25 +93,17 @@ def test_faults_beyond_a_window_do_not_show_in_short_rows(monkeypatch: pytest.Mo
     monkeypatch.setattr(gemma3_text, "create_attention_mask", beyond_the_window)
     network = gemma3_text.Model(gemma3_text.ModelArgs.from_dict(GEMMA))
     assert probe(network, tiny.VOCABULARY).way == "padded"
-    about = fit(of(GEMMA, network), BatchConfig(), LogprobOptions()).about
+    about = fit(model_of(GEMMA, network), BatchConfig(), LogprobOptions()).about
     assert about["probe"]["way"] == "exact"
     assert about["probe"]["found_on"] == "twin"
     assert "small random twin" in about["probe"]["reason"]
-
-
-class Half(llama.Model):
-    """Goes wrong in the precision that its weights come in."""
-
-    def __call__(self, inputs: mx.array, *more: Any, **named: Any) -> mx.array:
-        logits = super().__call__(inputs, *more, **named)
-        return logits * (1 + inputs.shape[0]) if logits.dtype != mx.float32 else logits
 
 
 def test_a_right_twin_is_still_confirmed_on_the_weights():
     network = Half(llama.ModelArgs.from_dict(LLAMA))
     network.set_dtype(mx.bfloat16)
     assert try_twin(twin(network, LLAMA)).way == "padded"
-    fitted = fit(of(LLAMA, network), BatchConfig(), LogprobOptions(echo=True))
+    fitted = fit(model_of(LLAMA, network), BatchConfig(), LogprobOptions(echo=True))
     setup, about = fitted.setup, fitted.about
     assert (about["probe"]["way"], about["probe"]["found_on"], about["probe"]["twin"]["way"]) == ("alone", "weights", "padded")
     assert setup.limits.rows == 1
@@ -147,113 +118,7 @@ def test_calls_are_not_cut_where_a_prompt_in_several_calls_is_another(monkeypatc
     found = shown("gemma-3-27b")
     assert (found.way, found.shortcuts.chunked, found.shortcuts.shared_passages) == ("padded", False, False)
     network = gemma3_text.Model(gemma3_text.ModelArgs.from_dict(GEMMA))
-    assert not fit(of(GEMMA, network), BatchConfig(), LogprobOptions()).setup.features.chunked
-
-
-# ----------------------------------------------------------------------------------------------------- what is kept
-
-
-@pytest.fixture
-def built(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """An entry a twin that was built."""
-    found: list[int] = []
-
-    def counting(network: Any, config: Any) -> Any:
-        found.append(1)
-        return twin(network, config)
-
-    monkeypatch.setattr(trusting, "twin", counting)
-    return found
-
-
-@pytest.fixture(scope="module")
-def first_verdict(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Capabilities]:
-    """Where the twin of LLAMA is remembered, and what it shows."""
-    root = tmp_path_factory.mktemp("remembered")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(root))
-        found = capabilities_of(of(LLAMA))
-    return root / "mlx-bulk" / "twins", found
-
-
-@pytest.fixture
-def remembered(first_verdict: tuple[Path, Capabilities], folder: Path, built: list[int]) -> Capabilities:
-    """What the twin of LLAMA has shown, as if in an earlier process of this test."""
-    kept, found = first_verdict
-    shutil.copytree(kept, folder)
-    assert capabilities_of(of(LLAMA)) == found
-    assert built == []
-    return found
-
-
-def test_a_twin_is_tried_once(built: list[int], folder: Path):
-    model = of(LLAMA)
-    first = capabilities_of(model)
-    assert capabilities_of(model) == capabilities_of(of(LLAMA)) == first
-    assert first == Capabilities("padded", first.difference, "", Shortcuts(True, True, True, True))
-    assert (len(built), len(list(folder.iterdir()))) == (1, 1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "change",
-    [
-        pytest.param(lambda model: of(LLAMA | {"rope_theta": 5000.0}), id="its config"),
-        pytest.param(lambda model: of(LLAMA, Half(llama.ModelArgs.from_dict(LLAMA))), id="its model file", marks=pytest.mark.slow),
-        pytest.param(lambda model: replace(model, substitutes=("attention",)), id="what computes it", marks=pytest.mark.slow),
-    ],
-)
-@pytest.mark.usefixtures("remembered")
-def test_another_model_has_another_twin(built: list[int], change: Callable[[LanguageModel], LanguageModel]):
-    capabilities_of(change(of(LLAMA)))
-    assert len(built) == 1
-
-
-@pytest.mark.usefixtures("remembered")
-def test_another_build_of_the_kernels_has_another_twin(built: list[int], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(native, "name", lambda: "another build")
-    capabilities_of(of(LLAMA))
-    assert len(built) == 1
-
-
-def test_every_source_that_computes_is_hashed():
-    """A room or a header that is left out would let remembered verdicts outlive a change of its code."""
-    root = Path(__file__).parents[3]
-    named = {file.resolve().relative_to(root).as_posix() for file in own_sources()}
-    files = (
-        file for folder in ("runner", "kernels") for file in (root / folder).rglob("*") if file.suffix in {".py", ".h", ".cpp", ".cuh"}
-    )
-    assert named == {file.relative_to(root).as_posix() for file in files}
-    assert named > {
-        "runner/checks/capabilities.py",
-        "kernels/attention.py",
-        "kernels/csrc/library.cpp",
-        "kernels/csrc/matmul.h",
-        "kernels/csrc/padded_attention.cuh",
-    }
-
-
-@pytest.mark.usefixtures("remembered")
-def test_another_source_of_ours_has_another_twin(built: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    header = tmp_path / "softmax.h"
-    header.write_text("changed")
-    sources = own_sources()
-    monkeypatch.setattr(trusting, "own_sources", lambda: sources | {header})
-    monkeypatch.setattr(trusting, "own_digest", own_digest.__wrapped__)  # as another process sees it
-    capabilities_of(of(LLAMA))
-    assert len(built) == 1
-
-
-@pytest.mark.parametrize(
-    "damage", [pytest.param(b"", marks=pytest.mark.slow), b"{}", pytest.param(b'{"way": "padded"}', marks=pytest.mark.slow), None]
-)
-def test_a_damaged_memory_counts_as_missing(built: list[int], folder: Path, remembered: Capabilities, damage: bytes | None):
-    (kept,) = folder.iterdir()
-    kept.write_bytes(kept.read_bytes().replace(b'"padded"', b'"alone!"') if damage is None else damage)
-    assert capabilities_of(of(LLAMA)) == remembered
-    assert len(built) == 1
-    assert capabilities_of(of(LLAMA)) == remembered  # written anew
-    assert len(built) == 1
+    assert not fit(model_of(GEMMA, network), BatchConfig(), LogprobOptions()).setup.features.chunked
 
 
 # -------------------------------------------------------------------------------------------------- without a twin
@@ -271,7 +136,7 @@ class OneSize(gemma3_text.Model):
 def one_size(window: int | None) -> LanguageModel:
     config = GEMMA | {"sliding_window": window or tiny.WINDOW}
     network = OneSize(gemma3_text.ModelArgs.from_dict(config))
-    return of(config if window else {k: v for k, v in config.items() if k != "sliding_window"}, network)
+    return model_of(config if window else {k: v for k, v in config.items() if k != "sliding_window"}, network)
 
 
 @pytest.mark.slow
@@ -311,5 +176,5 @@ def test_a_model_that_crashes_beyond_its_window_runs_rows_of_one_length():
             return super().__call__(inputs, *more, **named)
 
     config = GEMMA | {"sliding_window": 12}
-    found = capabilities_of(of(config, Short(gemma3_text.ModelArgs.from_dict(config))))
+    found = capabilities_of(model_of(config, Short(gemma3_text.ModelArgs.from_dict(config))))
     assert (found.way, found.reason) == ("exact", "no twin (kernels for 128 alone), and rows longer than 12 tokens crash: too long for me")

@@ -8,7 +8,7 @@ import pytest
 from mlx_bulk.configs.data import DataConfig
 from mlx_bulk.runner.core.errors import RunDirError
 from mlx_bulk.runner.data.rescan import current_fingerprint
-from mlx_bulk.runner.files.checked_json import write_document
+from mlx_bulk.runner.files.checked_json import read_document, write_document
 from mlx_bulk.runner.files.checked_lines import append_line
 from mlx_bulk.runner.runs import audit as audit_module
 from mlx_bulk.runner.runs.audit import Audit, audit_run
@@ -219,6 +219,21 @@ def test_an_input_that_is_another_or_gone(run: Path):
     assert (found.input_rows, found.resolved, found.complete) == (None, ROWS, False)
     assert "rows.jsonl does not exist" in wrong(found)[0]
     assert wrong(found)[0].count("data.path: ") == 1
+
+
+def test_records_of_another_rows_key(tmp_path: Path):
+    """As an earlier version left them, that let a user adopt an input in another order."""
+    path = tmp_path / "run"
+    write_input(path)
+    work(path)
+    describe(path)
+    run_json = read_document(RunPaths(path).run)
+    run_json["config"]["data"]["key"] = "text"
+    write_document(RunPaths(path).run, run_json)
+    assert wrong(audit_run(path)) == [
+        'data.path: row 0 of the input has the key "text 0", and what is recorded of it is of "k0"; start over with --overwrite: an input '
+        "was adopted whose rows stood in other places"
+    ]
 
 
 def test_rows_that_the_input_does_not_have(run: Path):
