@@ -27,13 +27,13 @@ log = logging.getLogger("mlx_bulk")
 
 SOURCES = Path(__file__).with_name("csrc")
 HEADERS = sorted(SOURCES.glob("*.h"))  # what the units include
-# Of g++'s -O3, most units get the vectors alone: the rest makes nothing of them faster, and compiling takes twice as long. Attention gets
-# faster by a twentieth with all of it. The loops of products.cpp are written out as they are to be.
+# Of g++'s -O3 units get the vectors alone: the rest makes nothing of them faster, and compiling takes twice as long. The loops of
+# products.cpp are written out as they are to be.
 VECTORS = ("-O2", "-ftree-vectorize", "-fvect-cost-model=dynamic")
 UNITS = {  # those that take longest come first
     SOURCES / f"{name}.cpp": options
     for name, options in {
-        "attention": ("-O3",),
+        "attention": VECTORS,
         "products": ("-O2",),
         "encoder_block": VECTORS,
         "sampling": VECTORS,
