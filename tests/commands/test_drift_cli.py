@@ -76,7 +76,6 @@ def test_another_chat_template_in_the_config_is_refused(bench: Bench):
         ({"sampling": {"top_p": 0.5}}, "sampling.top_p: the run has 1.0, the config now says 0.5"),
         ({"sampling": {"stop": ["."]}}, 'sampling.stop: the run has [], the config now says ["."]'),
         ({"prompt": {"text": "{{ id }}"}}, 'prompt.text: the run has "{{ q }}", the config now says "{{ id }}"'),
-        ({"data": {"key": "id"}}, 'data.key: the run has null, the config now says "id"'),
         ({"model": {"dtype": "float16"}}, 'model.dtype: the run has "auto", the config now says "float16"'),
     ],
 )
@@ -103,6 +102,15 @@ def test_changes_of_the_shard_layout_are_never_accepted(bench: Bench, sections: 
     adopted = bench.run("--adopt", key, **sections)
     assert adopted.code in (2, 4)
     assert "cannot be adopted: " in adopted.stderr
+    assert kept(bench) == before
+
+
+@pytest.mark.parametrize("options", [(), ("--adopt", "data.key")], ids=["as it is", "adopted"])
+def test_rows_that_have_no_keys_get_none(bench: Bench, options: tuple[str, ...]):
+    before = kept(bench)
+    done = bench.run(*options, data={"key": "id"})
+    said = 'data.key: the run has null, the config now says "id"; finished rows have their places as keys, and would keep them'
+    assert (done.code, f"  {said}\n" in done.stderr, "--adopt" in done.stderr) == (4, True, False)
     assert kept(bench) == before
 
 
