@@ -119,7 +119,7 @@ class OpenAIRows:
         request = self._request(row)
         asked = request.logprobs
         repeated = request.repeated
-        if len(request.prompts) > 1:  # whose samples are whose follows from it
+        if len(request.prompts) > 1:  # it says to which prompt a sample belongs
             repeated = repeated | {"n": self._sampling(request)[1]}
         kept = {**values, REQUEST: json.dumps(repeated, ensure_ascii=False)}
         for prefix, there, top in (("", asked.tokens, asked.top), ("prompt_", asked.prompt, asked.prompt_top)):

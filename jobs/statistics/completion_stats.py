@@ -90,7 +90,7 @@ def _prompt_numbers(batch: pa.RecordBatch) -> NDArray[np.int64]:
 
 
 def samples_a_prompt(request: dict[str, Any]) -> int:
-    """Returns how many samples each prompt has, by what a row's records hold of the request: one prompt's come after the other's."""
+    """Returns how many samples each prompt of a row has, by what its records hold of the request. The first prompt's come first."""
     return int(request.get("n", 1)) if request.get("prompts", 1) > 1 else sys.maxsize
 
 

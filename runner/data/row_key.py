@@ -49,8 +49,9 @@ def row_place(source: Source, entry: Entry, position: int) -> str:
 
 @dataclass(slots=True, frozen=True)
 class ChangedKey:
-    """A finished row whose place another row has taken. failed: it has failures alone. now: None where the other cannot be read, for
-    ``reason``.
+    """A finished row whose place another row has taken, with both keys. failed: the finished row has failures alone.
+
+    now: None where the other row cannot be read; ``reason`` says why.
     """
 
     row: int
@@ -80,7 +81,8 @@ def changed_key(results: Records, errors: Records, rows: Iterable[Row | BadRow])
         if known[row.position] and hash(row.key) != hashes[row.position]:
             old = _key_of(results(), row.position)
             kept = _key_of(errors(), row.position) if old is None else old
-            assert kept is not None
+            if kept is None:  # a run at work has done it again meanwhile
+                continue
             return ChangedKey(row.position, kept, old is None, row.key, row.message if isinstance(row, BadRow) else "")
     return None
 

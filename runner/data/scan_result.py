@@ -147,7 +147,7 @@ def _arranged(kind: pa.DataType, of: pa.DataType) -> pa.DataType:
     if isinstance(kind, pa.StructType) and isinstance(of, pa.StructType):
         return pa.struct(_in_order(kind, of))
     for family, make in ((pa.ListType, pa.list_), (pa.LargeListType, pa.large_list)):
-        if isinstance(kind, family) and isinstance(of, family):
+        if isinstance(kind, family) and isinstance(of, pa.ListType | pa.LargeListType):
             return make(kind.value_field.with_type(_arranged(kind.value_type, of.value_type)))
     return kind
 

@@ -64,9 +64,9 @@ class BlockLayout:
     List a class only if its call does what ``decoder_block.reference`` does. The trial at load refuses one that differs.
 
     wide_norms: the norms of queries and keys go over all heads at once. activation: one of ``ACTIVATIONS``. residual: the block's
-    attribute that holds what its two results are multiplied by. cap: the attention's attribute that holds the cap of its scores. None
-    where there is none. heads: the attention's attributes with the numbers of query heads and of key heads. rest: the norm and the
-    feed-forward of the second half (experts, say), where the kernel has the first half alone.
+    attribute with the factor of its two results. cap: the attention's attribute with the cap of its scores. None where there is none.
+    heads: the attention's attributes with the numbers of query heads and of key heads. rest: the norm and the feed-forward of the second
+    half (experts, say), where the kernel has the first half alone.
     """
 
     projections: Mapping[str, Place] = field(default_factory=lambda: APART)

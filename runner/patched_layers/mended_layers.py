@@ -88,7 +88,7 @@ class HalfExperts(SwitchLinear):
         return product.astype(x.dtype)
 
 
-MENDED = (CappedAttention, *SCALED.values(), *TABLES.values())  # classes that every precision of a network has, or none
+MENDED = (CappedAttention, *SCALED.values(), *TABLES.values())  # HalfExperts follow the precision, which a twin gets later
 
 
 def experts_workspace(network: Any) -> int:

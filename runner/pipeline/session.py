@@ -153,7 +153,7 @@ class _Session:
         def accepted() -> None:
             nonlocal spec
             for key in (inputs_key(inputs), KEY):
-                if key in adopt:
+                if key in self.start.adopt:
                     self._require_same_keys(spec, key)
             spec = replace(spec, scan=accept_stdin(spec.scan))
 
@@ -194,8 +194,8 @@ class _Session:
 
         if has_undeclared_results(root):
             raise DriftError(
-                f"{root}: --adopt {key}: results/ holds finished rows that commits.jsonl does not name, as it was damaged. Give the "
-                "command once more with all as it was, so that it finds them again; then adopt the change."
+                f"{root}: --adopt {key}: results/ holds finished rows that commits.jsonl does not name, as it was damaged. First give the "
+                "command without --adopt, with the input that the run had: it names them again. Then adopt the change."
             )
 
         def results() -> Iterator[pa.RecordBatch]:

@@ -8,6 +8,7 @@ import copy
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pyarrow as pa
 
 from ...configs.data import DataConfig
 from ...configs.explain import shown
-from ..core.errors import BulkError
+from ..core.errors import BulkError, DataError
 from ..core.shard_layout import Layout, covered_rows
 from ..data.reader import read_rows
 from ..data.rescan import current_scan, stored_data
@@ -155,21 +156,28 @@ def _check_input(audit: Audit, run_json: dict[str, Any]) -> None:
     if other is not None:
         key = "cannot be read" if other.now is None else f"has the key {shown(other.now)}"
         what = f"row {other.row} of the input {key}, and what is recorded of it is of {shown(other.finished)}"
-        audit.problems.append(Finding(INPUTS, what, "start over with --overwrite: an input was adopted whose rows stood in other places"))
+        other_places = "start over with --overwrite: an input was adopted whose rows stood in other places"
+        cure = "run the same command again with --retry-errors: it does failed rows again" if other.failed else other_places
+        audit.problems.append(Finding(INPUTS, what, cure))
     if not changed and audit.input_rows != audit.rows:
         audit.note(INPUTS, f"the input has {audit.input_rows:,} rows now, the run covers {audit.rows:,}", "it does the new ones")
 
 
 def _other_key(run: Path, scan: Scan, data: DataConfig) -> ChangedKey | None:
-    """Returns a row whose records are of another key than the input gives it; None where rows have no keys of their own."""
+    """Returns a row whose records are of another key than the input gives it.
+
+    None where rows have no keys of their own, or the input grows in this moment.
+    """
     if data.key_column is None:
         return None
     columns = ["row", "key"]
-    return changed_key(
-        lambda: finished_results(run, columns, sound=True),
-        lambda: finished_errors(run, columns, sound=True),
-        read_rows(scan, data, [range(scan.rows)]),
-    )
+    with suppress(DataError):
+        return changed_key(
+            lambda: finished_results(run, columns, sound=True),
+            lambda: finished_errors(run, columns, sound=True),
+            read_rows(scan, data, [range(scan.rows)]),
+        )
+    return None
 
 
 def _check_notes(audit: Audit, paths: RunPaths) -> None:
@@ -219,7 +227,7 @@ def _count_shard(audit: Audit, paths: RunPaths, commit: Commit, rows: range, sam
     if count.columns is not None and not columns[0].equals(count.columns):
         part = paths.results_part(commit.shard, commit.generation)
         cure = f"remove this file, and run the same command again: it does shard {commit.shard} again"
-        audit.problems.append(Finding(str(part), "has other columns than the parts before it, or in another order", cure))
+        audit.problems.append(Finding(str(part), "has other columns than the first part, or in another order", cure))
     audit.resolved += commit.rows
     audit.records += count.records
     audit.errors += count.errors

@@ -37,7 +37,7 @@ _FIXED = {
     "data.limit": "a run that covers more rows cannot be made shorter; go back to what the run has",
     "rounds": "the rounds that are begun lie where the run's rows and rounds put them; go back to what the run has",
 }
-_SAMPLES = "sampling.n"
+_SAMPLES, _FORMAT = "sampling.n", "data.format"
 _FIXED_COLUMN = "the parts that are there have the columns they have; go back to the settings or the input that gave them"
 
 
@@ -85,10 +85,12 @@ def _difference(stored: dict[str, Any], now: dict[str, Any], key: str) -> KeyDri
 
 
 def _why_kept(key: str, stored: dict[str, Any], now: dict[str, Any]) -> str | None:
-    """Says what finished rows would keep, so that nobody can vouch for them: fewer samples of each row, or keys of another kind."""
+    """Says why nobody can vouch for finished rows: they would keep fewer samples, or keys of another kind."""
     had, wanted = stored.get(key), now.get(key)
     if key == KEY and (had is None or wanted is None):
-        return f"finished rows have {'their places' if had is None else 'values of a column'} as keys, and would keep them"
+        return f"finished rows have {'no keys of their own' if had is None else 'values of a column as keys'}, and would stay so"
+    if key == _SAMPLES and now.get(_FORMAT) == "openai":
+        return "a request may have several prompts, and the number of a sample says which of them it answers"
     if key != _SAMPLES or not isinstance(had, int) or not isinstance(wanted, int) or wanted <= had:
         return None
     return f"some finished rows have only {had} of {wanted} samples, and would keep them"

@@ -62,7 +62,7 @@ def finished_results(run: Path, columns: list[str] | None = None, sound: bool = 
 def finished_errors(run: Path, columns: list[str] | None = None, sound: bool = False, retried: bool = False) -> Iterator[pa.RecordBatch]:
     """Yields all failures that count as done, as ``finished_results`` does; those that a retry does again are left out.
 
-    retried: as if such a retry began now. Dropped groups are no part of one, and stay.
+    retried: leaves out what ``--retry-errors`` would do again now. Dropped groups stay: no retry does them again.
     """
     paths, journals = RunPaths(run), {journal.header.shard: journal for journal in _journals(run)}
     log = read_commits(paths)

@@ -159,7 +159,7 @@ def test_keys_are_adopted_where_finished_rows_have_the_same(bench: Bench):
     other = bench.run("--adopt", "data.key", rows=rows, data={"key": "other"})
     assert (other.code, '--adopt data.key: row 0 of the input has the key "What is 2 + 2?"' in other.last_line) == (4, True)
     without = bench.run("--adopt", "data.key", rows=rows)
-    assert (without.code, "finished rows have values of a column as keys, and would keep them" in without.stderr) == (4, True)
+    assert (without.code, "finished rows have values of a column as keys, and would stay so" in without.stderr) == (4, True)
     assert "--adopt data.key" not in without.stderr
 
 

@@ -109,7 +109,7 @@ def test_changes_of_the_shard_layout_are_never_accepted(bench: Bench, sections: 
 def test_rows_that_have_no_keys_get_none(bench: Bench, options: tuple[str, ...]):
     before = kept(bench)
     done = bench.run(*options, data={"key": "id"})
-    said = 'data.key: the run has null, the config now says "id"; finished rows have their places as keys, and would keep them'
+    said = 'data.key: the run has null, the config now says "id"; finished rows have no keys of their own, and would stay so'
     assert (done.code, f"  {said}\n" in done.stderr, "--adopt" in done.stderr) == (4, True, False)
     assert kept(bench) == before
 

@@ -28,6 +28,24 @@ def _types(found: Scan) -> dict[str, str]:
     return {field.name: "json" if field.metadata == JSON_METADATA else str(field.type) for field in found.schema}
 
 
+def test_columns_and_fields_within_them_take_the_order_of_others(tmp_path: Path) -> None:
+    found = scanned(tmp_path, jsonl(tmp_path / "rows.jsonl", [{"new": 1, "b": [{"y": 1, "z": {"q": 1, "p": 2}, "x": 2}], "a": "s"}]))
+    recorded = pa.struct(
+        [
+            ("gone", pa.int8()),
+            ("a", pa.string()),
+            ("b", pa.large_list(pa.struct([("x", pa.int64()), ("z", pa.struct([("p", pa.int64()), ("q", pa.int64())]))]))),
+        ]
+    )
+    ordered = found.in_order_of(recorded)
+    assert ordered.columns == ["a", "b", "new"]
+    [b] = [field.type for field in ordered.schema if field.name == "b"]
+    assert [field.name for field in b.value_type] == ["x", "z", "y"]
+    assert [field.name for field in b.value_type.field("z").type] == ["p", "q"]
+    assert type(b) is type(found.schema.field("b").type)
+    assert ordered.in_order_of(pa.struct(list(found.schema))).schema.equals(found.schema, check_metadata=True)
+
+
 def test_counts_hashes_and_presence(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"a": 1}\n\nnot json\n{"a": null, "b": "x"}\n')

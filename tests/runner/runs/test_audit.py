@@ -137,7 +137,7 @@ def test_parts_whose_columns_have_another_order(run: Path):
     counts = (commit.records, commit.errors)
     append_commit(paths, Commit.of(1, commit.generation, commit.rows, counts, file, errors[0][1] if errors else None))
     assert wrong(audit_run(run)) == [
-        f"{part.name}: has other columns than the parts before it, or in another order; remove this file, and run the same command again: "
+        f"{part.name}: has other columns than the first part, or in another order; remove this file, and run the same command again: "
         "it does shard 1 again"
     ]
 

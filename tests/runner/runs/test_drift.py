@@ -50,6 +50,11 @@ def test_identity_lines_name_key_and_both_values():
 
 
 def test_fewer_samples_can_be_adopted_and_more_can_not():
+    batch = {"identity": {"sampling.n": 1, "data.format": "openai"}, "inputs": inputs(), "config": {}}
+    several = {"identity": {"sampling.n": 2, "data.format": "openai"}, "inputs": inputs(), "config": {}}
+    assert "a request may have several prompts, and the number of a sample says which of them it answers" in refusal(
+        differences(several, batch), ("sampling.n",)
+    )
     first, fewer, more = ({"identity": {"sampling.n": n}, "inputs": inputs(), "config": {}} for n in (2, 1, 4))
     assert refusal(differences(first, fewer), ()).endswith("--adopt sampling.n goes on.")
     for adopted in ((), ("sampling.n",)):
