@@ -117,9 +117,9 @@ def test_keys_of_another_cluster_are_refused_and_both_sides_say_so(keys: Path, o
             worker.connect()
         worker.close()
         assert driver.events(0) == []
-        assert refusals(caplog) == [
-            "refused a connection from 127.0.0.1, which did not show a certificate of this cluster (TLSV1_ALERT_UNKNOWN_CA)"
-        ]
+        [said] = refusals(caplog)
+    assert said.startswith("refused a connection from 127.0.0.1, which did not show a certificate of this cluster (")
+    assert "TLSV1_ALERT_UNKNOWN_CA" in said or "EOF" in said  # a worker of Python 3.11.2 closes the connection without the alert
 
 
 def test_a_client_without_a_certificate_gets_nothing(keys: Path, caplog: pytest.LogCaptureFixture) -> None:
