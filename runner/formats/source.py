@@ -35,6 +35,7 @@ FILE_FORMATS = {
     "csv": FileFormat((".csv", ".tsv"), text=True, appendable=True),
     "text": FileFormat((".txt", ".text"), text=True, appendable=True),
 }
+_HUB = FileFormat((), table=True)
 # A name that ends with .json says nothing of whether an array or lines are in it: lines, until the file is opened.
 EXTENSIONS = {extension: name for name, each in FILE_FORMATS.items() for extension in each.extensions} | {".json": "jsonl"}
 CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
@@ -65,17 +66,21 @@ class Source:
     @property
     def is_table(self) -> bool:
         """True for a source with a schema and columns."""
-        return self.format == "hub" or FILE_FORMATS[self.format].table
+        return self._kind.table
 
     @property
     def is_text(self) -> bool:
         """True for a file that is read as text in UTF-8, once it is decompressed."""
-        return self.format != "hub" and FILE_FORMATS[self.format].text
+        return self._kind.text
 
     @property
     def is_appendable(self) -> bool:
         """True for a file to whose end lines may be added."""
-        return self.codec is None and self.format != "hub" and FILE_FORMATS[self.format].appendable
+        return self.codec is None and self._kind.appendable
+
+    @property
+    def _kind(self) -> FileFormat:
+        return _HUB if self.format == "hub" else FILE_FORMATS[self.format]
 
     @property
     def separator(self) -> str:

@@ -1,17 +1,14 @@
 """Tests the audit of made-up runs: complete, open, extended, retried, at work, and damaged in each of their files."""
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
-from mlx_bulk.configs.data import DataConfig
 from mlx_bulk.runner.core.errors import RunDirError
-from mlx_bulk.runner.data.rescan import current_fingerprint
-from mlx_bulk.runner.files.checked_json import read_document, write_document
+from mlx_bulk.runner.files.checked_json import write_document
 from mlx_bulk.runner.files.checked_lines import append_line
 from mlx_bulk.runner.runs import audit as audit_module
-from mlx_bulk.runner.runs.audit import Audit, audit_run
+from mlx_bulk.runner.runs.audit import audit_run
 from mlx_bulk.runner.runs.run_dir import RunDir
 from mlx_bulk.runner.runs.run_files import SCHEMA_VERSION
 from mlx_bulk.runner.runs.shard_audit import ShardCount
@@ -21,39 +18,9 @@ from mlx_bulk.runner.store.journal import Header
 from mlx_bulk.runner.store.part_file import check_part, read_part, write_part
 from mlx_bulk.runner.store.paths import RunPaths
 
-from ..support.sessions import FAILING, PER_SHARD, ROWS, SAMPLES, flip, opened, work
-
-
-def write_input(path: Path, rows: int = ROWS) -> None:
-    (path.parent / "rows.jsonl").write_text("".join(json.dumps({"text": f"text {row}"}) + "\n" for row in range(rows)))
-
-
-def describe(path: Path) -> None:
-    """Writes run.json, as of a run of the made-up job over the input as it is now."""
-    data = DataConfig(path=str(path.parent / "rows.jsonl"))
-    config = {
-        "job": "generate",
-        "data": data.model_dump(mode="json"),
-        "batch": {"rows_per_shard": PER_SHARD},
-        "sampling": {"n": SAMPLES, "columns": {}},
-    }
-    run = {"schema_version": SCHEMA_VERSION, "config": config, "cwd": str(path), "identity": {}, "inputs": current_fingerprint(data, path)}
-    write_document(RunPaths(path).run, run)
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    """A complete run of ten rows in three shards."""
-    path = tmp_path / "run"
-    write_input(path)
-    work(path)
-    describe(path)
-    return path
-
-
-def wrong(found: Audit) -> list[str]:
-    """Returns the faults, in short."""
-    return [f"{Path(problem.place).name}: {problem.what}; {problem.cure}" for problem in found.problems]
+from ..support.audited_runs import describe, write_input, wrong
+from ..support.audited_runs import run as run
+from ..support.sessions import FAILING, ROWS, SAMPLES, flip, opened, work
 
 
 def test_a_complete_run(run: Path):
@@ -198,50 +165,6 @@ def test_a_part_that_a_run_at_work_declares_in_a_moment(run: Path, monkeypatch: 
     assert not audit_run(run).complete
     assert not slept
     assert audit_run(run).working == ""
-
-
-def test_an_input_that_has_grown(run: Path):
-    write_input(run, ROWS + 3)
-    found = audit_run(run)
-    assert (found.rows, found.input_rows, found.resolved) == (ROWS, ROWS + 3, ROWS)
-    assert wrong(found) == ["data.path: the input has 13 rows now, the run covers 10; run the same command again: it does the new ones"]
-    describe(run)
-    found = audit_run(run)
-    assert (found.rows, found.resolved, found.open_shards, found.problems) == (13, ROWS, [2, 3], [])
-
-
-def test_an_input_that_is_another_or_gone(run: Path):
-    source = run.parent / "rows.jsonl"
-    source.write_text(source.read_text().replace("text 3", "TEXT 3"))
-    assert "data.path: source 1 was " in wrong(audit_run(run))[0]
-    source.unlink()
-    found = audit_run(run)
-    assert (found.input_rows, found.resolved, found.complete) == (None, ROWS, False)
-    assert "rows.jsonl does not exist" in wrong(found)[0]
-    assert wrong(found)[0].count("data.path: ") == 1
-
-
-def test_records_of_another_rows_key(tmp_path: Path):
-    """As an earlier version left them, that let a user adopt an input in another order."""
-    path = tmp_path / "run"
-    write_input(path)
-    work(path)
-    describe(path)
-    run_json = read_document(RunPaths(path).run)
-    run_json["config"]["data"]["key"] = "text"
-    write_document(RunPaths(path).run, run_json)
-    assert wrong(audit_run(path)) == [
-        'data.path: row 0 of the input has the key "text 0", and what is recorded of it is of "k0"; start over with --overwrite: an input '
-        "was adopted whose rows stood in other places"
-    ]
-
-
-def test_rows_that_the_input_does_not_have(run: Path):
-    for rows, given in ((ROWS - 1, 1), (ROWS - 2, 0)):
-        write_input(run, rows)
-        describe(run)
-        said = wrong(audit_run(run))
-        assert [one.partition(";")[0] for one in said] == [f"commits.jsonl: shard 2 is committed with 2 rows, the input gives it {given}"]
 
 
 def test_a_closing_line_that_does_not_agree(run: Path):
