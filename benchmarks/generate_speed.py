@@ -23,7 +23,7 @@ from peers.completing import Completing
 from racing import agreement
 from racing.about import about, table
 from racing.lengths import texts
-from racing.options import options, raced
+from racing.options import numbered, options, raced
 from racing.turns import compare, race, serve
 
 import sgemm
@@ -71,6 +71,7 @@ def main() -> None:
     """Runs the race, or one peer of it."""
     parser = options(__doc__, prompts=64, new=64, rows=32, slow_prompts=4, rounds=3)
     parser.add_argument("--sampled", action="store_true")
+    numbered(parser)
     raced(parser, PEERS)
     args = parser.parse_args()
     if args.peer:
@@ -80,7 +81,7 @@ def main() -> None:
         from networks import shapes
 
         folder, shape = Path(name), shapes.SHAPES[args.shape]
-        parameters = shapes.save(folder, shape)
+        parameters = shapes.save(folder, shape, numbers=args.numbers)
         prompts = texts(args.data, args.prompts, shape["vocab_size"])
         work = Completing(prompts.questions, args.new, args.rows, **(SAMPLED if args.sampled else {}))
         work.save(folder)
@@ -93,7 +94,7 @@ def main() -> None:
         {peer: [results[peer]["tokens_per_second"], ratio.get(peer), agreed.get(peer)] for peer in ("ours", *agreed)},
         ["tok/s", "ours to it", "agrees"],
     )
-    asked = {name: getattr(args, name) for name in ("shape", "prompts", "new", "rows", "sampled")}
+    asked = {name: getattr(args, name) for name in ("shape", "numbers", "prompts", "new", "rows", "sampled")}
     asked |= {"slow_prompts": args.slow_prompts, "lengths": prompts.source, "parameters": parameters}
     figures = {"ratio": ratio, "agreement": agreed, "sgemm_gflops": found.get("sgemm")}
     print(json.dumps({"benchmark": "generate_speed", **asked, **figures, **results, **about()}))

@@ -21,7 +21,7 @@ from peers import llama_cpp_peer, mlx_lm_peer, torch_peer
 from racing import agreement
 from racing.about import about, table
 from racing.lengths import Texts, texts
-from racing.options import options, raced
+from racing.options import numbered, options, raced
 from racing.turns import compare, race, serve
 
 import sgemm
@@ -50,6 +50,7 @@ def build(peer: str, folder: Path) -> Callable[[], Any]:
 def main() -> None:
     """Runs the race, or one peer of it."""
     parser = options(__doc__, texts=64, rounds=3, sgemm_width=sgemm.WIDTH)
+    numbered(parser)
     raced(parser, PEERS)
     args = parser.parse_args()
     if args.peer:
@@ -59,7 +60,7 @@ def main() -> None:
         from networks import shapes
 
         folder, shape = Path(name), shapes.SHAPES[args.shape]
-        parameters = shapes.save(folder, shape)
+        parameters = shapes.save(folder, shape, numbers=args.numbers)
         rows = texts(args.data, args.texts, shape["vocab_size"])
         rows.save(folder)
         (folder / "sgemm_width").write_text(str(args.sgemm_width))
@@ -74,7 +75,7 @@ def main() -> None:
         {peer: [results[peer]["tokens_per_second"], ratio.get(peer), agreed.get(peer)] for peer in found},
         ["tok/s", "ours to it", "sums differ by"],
     )
-    asked = {"shape": args.shape, "texts": args.texts, "lengths": rows.source, "parameters": parameters}
+    asked = {"shape": args.shape, "numbers": args.numbers, "texts": args.texts, "lengths": rows.source, "parameters": parameters}
     figures = {"ratio": ratio, "agreement": agreed, "sgemm_gflops": peak, **share}
     print(json.dumps({"benchmark": "score_speed", **asked, **figures, **results, **about()}))
 

@@ -19,6 +19,7 @@ from .quantized import Matrix, QuantizedWeight
 
 OUTPUTS = 16  # a multiple of any vector's numbers
 FLOAT = 4  # bytes
+LINE = 64  # bytes of a cache line
 
 
 def reference(x: mx.array, weight: Matrix, bias: mx.array | None = None) -> mx.array:
@@ -27,26 +28,51 @@ def reference(x: mx.array, weight: Matrix, bias: mx.array | None = None) -> mx.a
     return product if bias is None else product + bias
 
 
-def packed(weight: mx.array, bias: mx.array | None = None) -> NDArray[np.float32]:
-    """Returns a weight [N, K] and its bias [N] in the order of ``matmul_packed.h``, for the library, as [1, numbers].
+def packed(weight: mx.array, bias: mx.array | None = None) -> NDArray[np.float32] | None:
+    """Returns a weight [N, K] and its bias [N] once more, as the library's products read them: [1, numbers].
 
-    Of experts' weights [E, N, K] and biases [E, N] each is packed alone: [E, numbers]. Raises Traced.
+    Of experts' weights [E, N, K] and biases [E, N] each is packed alone: [E, numbers]. In vectors that is the order of
+    ``matmul_packed.h``, in tiles that of ``amx_packed.h``, without the bias. None where tiles compute and bfloat16 does not hold the
+    weight. Raises Traced.
     """
+    return _packed(weight, bias, vectors=False) if _fits(weight) else None
+
+
+def packed_in_vectors(weight: mx.array, bias: mx.array | None = None) -> NDArray[np.float32]:
+    """Returns ``packed`` in the order of vectors, for a kernel that does not compute in tiles. Raises Traced."""
+    return _packed(weight, bias, vectors=True)
+
+
+def _packed(weight: mx.array, bias: mx.array | None, vectors: bool) -> NDArray[np.float32]:
     n, depth = weight.shape[-2:]
     weights = native.view(native.dense(weight)).reshape(-1, n, depth)
     biases = [None] * len(weights) if bias is None else list(native.view(native.dense(bias)).reshape(-1, n))
-    out = np.empty((len(weights), native.library().packed_size(n, depth)), np.float32)
+    out = _at_cache_lines((len(weights), native.library().packed_size(n, depth, vectors)))
     for one, own_bias, to in zip(weights, biases, out, strict=True):
-        native.library().pack_weight(one.ctypes.data, None if own_bias is None else own_bias.ctypes.data, n, depth, to.ctypes.data)
+        address = None if own_bias is None else own_bias.ctypes.data
+        native.library().pack_weight(one.ctypes.data, address, n, depth, vectors, to.ctypes.data)
     return out
+
+
+def _fits(weight: mx.array) -> bool:
+    """Returns True when ``packed`` can hold the numbers of a weight. Raises Traced."""
+    return bool(native.library().packs(native.view(native.dense(weight)).ctypes.data, weight.size))
+
+
+def _at_cache_lines(shape: tuple[int, int]) -> NDArray[np.float32]:
+    """Makes an array with arbitrary contents that begins with a cache line, as do its rows where they fill lines."""
+    size = math.prod(shape)
+    room = np.empty(size + LINE // FLOAT, np.float32)
+    first = -room.ctypes.data % LINE // FLOAT
+    return room[first : first + size].reshape(shape)
 
 
 @dataclass(slots=True)
 class PackedWeight:
-    """A packed weight, and the arrays that it was packed of."""
+    """A packed weight, None where it can't be packed, and the arrays that it was packed of."""
 
     of: native.Places
-    packed: NDArray[np.float32]
+    packed: NDArray[np.float32] | None
 
     def __deepcopy__(self, memo: Any) -> None:
         """Returns None: a copied layer packs its own weight."""
@@ -59,16 +85,18 @@ def packed_once(held: PackedWeight | None, weight: mx.array, bias: mx.array | No
 
 
 def packs(weight: Matrix) -> TypeGuard[mx.array]:
-    """Returns True when products of many rows may take ``packed(weight)``. Tiles have their own order, and whole vectors are written."""
+    """Returns True when products of many rows may take ``packed(weight)``, by its shape: in vectors whole ones are written."""
     if not isinstance(weight, mx.array) or weight.dtype != mx.float32 or not weight.size or weight.ndim not in (2, 3):
         return False
-    return weight.shape[-2] % OUTPUTS == 0 and native.library() is not None and not native.tiles()
+    return weight.shape[-2] % OUTPUTS == 0 and native.library() is not None
 
 
 def bytes_packed(weight: Matrix) -> int:
-    """Returns the bytes of ``packed(weight)``; 0 where products cannot take it."""
+    """Returns the bytes of ``packed(weight)``; 0 where products cannot take it. Raises Traced."""
+    if not packs(weight) or not _fits(weight):
+        return 0
     *experts, n, depth = weight.shape
-    return FLOAT * math.prod(experts) * int(native.library().packed_size(n, depth)) if packs(weight) else 0
+    return FLOAT * math.prod(experts) * int(native.library().packed_size(n, depth, False))
 
 
 def numpy_serves() -> bool:

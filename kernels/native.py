@@ -73,7 +73,8 @@ _ENTRIES: dict[str, list[Any]] = {
     "blocks": [ctypes.c_void_p, ctypes.c_int64],
     "rows_apart": [ctypes.c_void_p, ctypes.c_int64],
     "encoder_block": [ctypes.c_void_p],
-    "pack_weight": [ctypes.c_void_p, _MAYBE, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p],
+    "pack_weight": [ctypes.c_void_p, _MAYBE, ctypes.c_int64, ctypes.c_int64, _INT, ctypes.c_void_p],
+    "packs": [ctypes.c_void_p, ctypes.c_int64],
 }
 
 
@@ -108,7 +109,7 @@ def library() -> Any:
         entry = getattr(found, name)
         entry.argtypes, entry.errcheck = arguments, _checked
     found.start.argtypes = [_INT]
-    found.packed_size.argtypes, found.packed_size.restype = [ctypes.c_int64, ctypes.c_int64], ctypes.c_int64
+    found.packed_size.argtypes, found.packed_size.restype = [ctypes.c_int64, ctypes.c_int64, _INT], ctypes.c_int64
     found.lie.argtypes = [_MAYBE, _MAYBE, _INT]
     found.hold_same.argtypes = [_MAYBE, _MAYBE, _MAYBE, _INT, _ARRAY]
     found.are_of.argtypes = [_MAYBE, _MAYBE, _INT]

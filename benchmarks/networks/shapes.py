@@ -77,13 +77,16 @@ SHAPES = {"135m": LLAMA_135M, "1b": LLAMA_1B, "5m": LLAMA_5M, "toy": TOY}
 MEMORY = 1 << 40  # bytes that ``setup`` loads a model into
 
 
-def save(folder: Path, shape: dict[str, Any], bits: int | None = None) -> int:
+def save(folder: Path, shape: dict[str, Any], bits: int | None = None, numbers: str = "bfloat16") -> int:
     """Writes a checkpoint that mlx-lm and transformers both load; the number of its parameters, the tied head's counted once.
 
-    bits: its matrices are quantized as mlx-lm does, in groups of 64, with scales of float16. Then only mlx-lm loads it.
+    bits: its matrices are quantized as mlx-lm does, in groups of 64, with scales of float16. Then only mlx-lm loads it. numbers: the type
+    that its weights are rounded to; they are stored as float32. Nearly all checkpoints hold bfloat16.
     """
     mx.random.seed(0)
     network: Any = llama.Model(llama.ModelArgs.from_dict(shape))
+    network.set_dtype(getattr(mx, numbers))
+    network.set_dtype(mx.float32)
     if bits is not None:
         network.set_dtype(mx.float16)
         network, shape = quantize_model(network, shape, 64, bits)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 LENGTHS = "JSON lines with columns `question` and `answer`: their lengths are taken."
+NUMBERS = ("bfloat16", "float32")  # of weights, the first as nearly all checkpoints have it
 QUESTIONS = "A JSON-lines file with a column `question`."
 
 
@@ -20,6 +21,11 @@ def options(said: str | None, shapes: Sequence[str] = ("135m", "5m"), data: str 
     for name, count in counts.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=count)
     return parser
+
+
+def numbered(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--numbers``."""
+    parser.add_argument("--numbers", choices=NUMBERS, default=NUMBERS[0], help="What weights are rounded to; all peers compute in float32.")
 
 
 def raced(parser: argparse.ArgumentParser, peers: Sequence[str]) -> None:

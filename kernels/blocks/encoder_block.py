@@ -113,7 +113,7 @@ class PackedBlock:
             "mlp_output": (w.mlp_output, w.mlp_output_bias),
         }
         vectors = {name: getattr(w, name) for name in ("norm", "norm_bias", "second_norm", "second_norm_bias", "frequencies")}
-        self._held = {name: linear.packed(weight, bias) for name, (weight, bias) in pairs.items() if weight is not None}
+        self._held = {name: linear.packed_in_vectors(weight, bias) for name, (weight, bias) in pairs.items() if weight is not None}
         self._held |= {name: native.view(native.dense(array)) for name, array in vectors.items() if array is not None}
         self._call = _Call(**{name: array.ctypes.data for name, array in self._held.items()})
         call = self._call

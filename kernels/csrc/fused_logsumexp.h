@@ -28,8 +28,8 @@ struct Score {
     auto of = [&](long row, float*) { return x + row * depth; };
 #if TILES
     if (tiles_allowed() && !quantized)
-      return each_packed(m, depth, of, [&](const uint16_t* packed, long row, long rows) {
-        gather(row, rows, 1, [&](long part, Part* to) { columns_in_tiles(packed, row, rows, part, to); });
+      return each_packed(m, depth, of, [&](const uint16_t* tiles, long row, long rows) {
+        gather(row, rows, 1, [&](long part, Part* to) { columns_in_tiles(tiles, row, rows, part, to); });
       });
 #endif
     // Tasks that begin with a panel can read the packed weight. Where they would be too few for all threads, they are smaller.
@@ -42,6 +42,9 @@ struct Score {
  private:
   static constexpr long SPAN = 3;  // so many parts of the columns begin and end with a panel
   static_assert(SPAN * Part::SIZE % PANEL == 0);
+#if TILES
+  static_assert(Part::SIZE % BLOCK == 0);
+#endif
 
   // Writes the results of some rows. f(i, to) computes task i's parts of the columns, `span` or at the end fewer, to [parts, rows].
   template <typename F>
@@ -79,17 +82,17 @@ struct Score {
 
 #if TILES
   // Computes one part of the columns, for some rows, in tiles.
-  void columns_in_tiles(const uint16_t* packed, long row, long rows, long part, Part* to) const {
-    long from = part * Part::SIZE, end = std::min(n, from + Part::SIZE), blocks = (rows + 2 * T - 1) / (2 * T);
-    const float* sums = tile_sums(packed, rows, w, from, end, depth);
-    float* made = spare(MADE, 2 * T * Part::SIZE);
-    for (long i = 0; end < from + Part::SIZE && i < 2 * T; i++) std::fill_n(made + i * Part::SIZE, Part::SIZE, -INFINITE);
+  void columns_in_tiles(const uint16_t* tiles, long row, long rows, long part, Part* to) const {
+    long from = part * Part::SIZE, end = std::min(n, from + Part::SIZE), blocks = blocks_of(rows);
+    const float* sums = tile_sums(tiles, rows, {w, packed, depth}, from, end);
+    float* made = spare(MADE, BLOCK * Part::SIZE);
+    for (long i = 0; end < from + Part::SIZE && i < BLOCK; i++) std::fill_n(made + i * Part::SIZE, Part::SIZE, -INFINITE);
     Target target{w, n, made, Part::SIZE, bias ? bias + from : nullptr};
     for (long b = 0; b < blocks; b++) {
-      long some = std::min(2 * T, rows - b * 2 * T);
-      for (long column = 0; from + column < end; column += 2 * T)
-        give(sums + (column / (2 * T) * blocks + b) * SUMS, 0, some, column, std::min(2 * T, end - from - column), target);
-      for (long i = 0; i < some; i++) to[b * 2 * T + i] = taken(made + i * Part::SIZE, row + b * 2 * T + i, from, end);
+      long some = std::min(BLOCK, rows - b * BLOCK);
+      for (long column = 0; from + column < end; column += BLOCK)
+        give(sums + (column / BLOCK * blocks + b) * SUMS, 0, some, column, std::min(BLOCK, end - from - column), target);
+      for (long i = 0; i < some; i++) to[b * BLOCK + i] = taken(made + i * Part::SIZE, row + b * BLOCK + i, from, end);
     }
   }
 #endif

@@ -41,8 +41,8 @@ struct Gated {
   void in_tiles(long m, const RowOf& of, const Target& down) const {
     constexpr long NARROW_PART = 4, WIDE_PART = 8;  // blocks a part; a narrow part holds two sums, gate and up
     long ldx = steps_of(hidden) * PARTS * TILE;
-    auto* inner = (uint16_t*)spare(INNER, (std::min(m, MANY) + 2 * T - 1) / (2 * T) * ldx);
-    Columns narrow(hidden, 2 * T, NARROW_PART), wide(down.n, 2 * T, WIDE_PART);
+    auto* inner = (uint16_t*)spare(INNER, blocks_of(std::min(m, MANY)) * ldx);
+    Columns narrow(hidden, BLOCK, NARROW_PART), wide(down.n, BLOCK, WIDE_PART);
     each_packed(m, depth, of, [&](const uint16_t* x, long row, long rows) {
       pool::run(narrow.number, [&](long i) { columns(x, rows, narrow.from(i), narrow.from(i + 1), inner, ldx); });
       pool::run(wide.number, [&](long i) { tile_product(inner, row, rows, down, wide.from(i), wide.from(i + 1), hidden); });
@@ -51,11 +51,13 @@ struct Gated {
 
   // Computes columns from ... to - 1 of the hidden layer, packed; 16 rows take `ldx` numbers.
   void columns(const uint16_t* x, long rows, long from, long to, uint16_t* packed, long ldx) const {
-    const float *gates = tile_sums(x, rows, gate, from, to, depth, GATE), *ups = tile_sums(x, rows, up, from, to, depth, UP);
-    long blocks = (rows + 2 * T - 1) / (2 * T);
-    for (long n = from; n < to; n += 2 * T)
+    const float *of_gate = packed_gate, *of_up = packed_up;
+    if (joined) of_gate = hidden % BLOCK ? nullptr : of_gate, of_up = of_gate ? of_gate + PackedTiles::size(hidden, depth) : nullptr;
+    const float *gates = tile_sums(x, rows, {gate, of_gate, depth}, from, to, GATE), *ups = tile_sums(x, rows, {up, of_up, depth}, from, to, UP);
+    long blocks = blocks_of(rows);
+    for (long n = from; n < to; n += BLOCK)
       for (long tile = 0; tile * T < rows; tile++) {
-        long at = ((n - from) / (2 * T) * blocks + tile / 2) * SUMS + tile % 2 * T * T;
+        long at = ((n - from) / BLOCK * blocks + tile / 2) * SUMS + tile % 2 * T * T;
         uint16_t* parts = packed + tile * ldx + n / STEP * PARTS * TILE;
         for (long r = 0; r < T; r++) {
           auto active = [&](long column, long place) {

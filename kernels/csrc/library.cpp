@@ -131,7 +131,7 @@ int grouped(PyObject* x, PyObject* weight, PyObject* bias, PyObject* sources, Py
          arrays.size(1, 0), n, k, arrays.elements(2)}
       .run([&](long e, Target& target) {
         target.w = arrays.data(1) + e * n * k;
-        target.packed = packed ? packed + e * Packed::size(n, k) : nullptr;
+        target.packed = packed ? packed + e * size_of_packed(n, k) : nullptr;
       });
   return 0;
 } catch (...) {
@@ -180,12 +180,26 @@ int quantized_product_sums(PyObject* x, PyObject* words, PyObject* scales, PyObj
   return -2;
 }
 
-// Returns how many numbers a packed weight [n, depth] takes.
-int64_t packed_size(int64_t n, int64_t depth) { return Packed::size(n, depth); }
+// Returns how many numbers a packed weight [n, depth] takes: for products (see Target), or in vectors' order (see Packed).
+int64_t packed_size(int64_t n, int64_t depth, int vectors) { return vectors ? Packed::size(n, depth) : size_of_packed(n, depth); }
 
-// weight [n, depth], bias [n] or null -> out [packed_size(n, depth)], see Packed. They are dense.
-int pack_weight(const float* weight, const float* bias, int64_t n, int64_t depth, float* out) try {
+// Returns 1 when products take a weight of `count` numbers packed. In tiles bfloat16 must hold them.
+int packs(const float* weight, int64_t count) {
+#if TILES
+  if (tiles_allowed()) {
+    Free free;
+    return PackedTiles::hold(weight, count);
+  }
+#endif
+  return 1;
+}
+
+// weight [n, depth], bias [n] or null -> out [packed_size(n, depth, vectors)], aligned to 64 bytes. They are dense.
+int pack_weight(const float* weight, const float* bias, int64_t n, int64_t depth, int vectors, float* out) try {
   Free free;
+#if TILES
+  if (tiles_allowed() && !vectors) return PackedTiles::pack(weight, n, depth, out), 0;
+#endif
   Packed::pack(weight, bias, n, depth, out);
   return 0;
 } catch (...) {

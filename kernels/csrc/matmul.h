@@ -68,7 +68,7 @@ void multiply_gathered(const float* x, long first, long rows, long depth, std::i
 template <typename F>
 void each_packed(long m, long depth, const RowOf& of, F f) {
   long ldx = steps_of(depth) * PARTS * TILE;
-  auto* packed = (uint16_t*)spare(INPUT, (std::min(m, MANY) + 2 * T - 1) / (2 * T) * ldx);
+  auto* packed = (uint16_t*)spare(INPUT, blocks_of(std::min(m, MANY)) * ldx);
   for (long row = 0; row < m; row += MANY) {
     long rows = std::min(MANY, m - row);
     pool::run((rows + T - 1) / T, [&](long tile) {
@@ -89,7 +89,7 @@ void multiply_in_tiles(long m, long depth, const RowOf& of, std::initializer_lis
   };
   std::vector<Part> parts;
   for (const Target& target : targets) {
-    Columns columns(target.n, 2 * T, WIDE_PART);
+    Columns columns(target.n, BLOCK, WIDE_PART);
     for (long i = 0; i < columns.number; i++) parts.push_back({&target, columns.from(i), columns.from(i + 1)});
   }
   each_packed(m, depth, of, [&](const uint16_t* x, long row, long rows) {
@@ -97,6 +97,14 @@ void multiply_in_tiles(long m, long depth, const RowOf& of, std::initializer_lis
   });
 }
 #endif
+
+// Returns how many numbers `Target::packed` takes for a weight [n, depth].
+long size_of_packed(long n, long depth) {
+#if TILES
+  if (tiles_allowed()) return PackedTiles::size(n, depth);
+#endif
+  return Packed::size(n, depth);
+}
 
 // Whether tiles compute these products. Quantized weights are multiplied in vectors.
 bool in_tiles(std::initializer_list<Target> targets) {

@@ -41,7 +41,9 @@ struct Target {
   long ldc;
   const float *bias = nullptr, *plus = nullptr;
   const Quantized* quantized = nullptr;  // if not null, w is not read
-  const float* packed = nullptr;         // the weight and its bias once more, as in `Packed`; null where they are not. n is a multiple of W
+  // The weight and its bias once more, as in `Packed`, or where tiles compute as in `PackedTiles`, without the bias; null where they are
+  // not. n is a multiple of W.
+  const float* packed = nullptr;
 
   // Writes sums [count], count <= W, to row `row`, from `column` on.
   void put(long row, long column, const float* sums, long count) const {

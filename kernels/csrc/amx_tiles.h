@@ -1,0 +1,142 @@
+// A processor's tiles (Intel AMX): what they load, multiply and store, and float32 rows split into the parts that they multiply. Knows
+// nothing of weights.
+
+#pragma once
+
+#if defined(__AMX_BF16__) && defined(__AVX512F__) && defined(__linux__)
+#define TILES 1
+
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "thread_pool.h"
+#include "products.h"
+#include "simd.h"
+
+namespace {
+
+constexpr long T = 16, STEP = 32, PARTS = 3;      // rows of a tile, numbers in a tile's row, parts of a number
+enum { HIGH, MIDDLE, LOW };                       // parts, from the largest on
+constexpr long TILE = T * STEP;                   // numbers in a tile, 16 bits each
+constexpr long BLOCK = 2 * T;                     // rows that are multiplied at once
+constexpr long SUMS = 4 * T * T;                  // sums of a block of a weight with one of x
+
+bool tiles_allowed() {
+  constexpr int REQUEST = 0x1023, DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA: Linux must save 8 KB more for each thread
+  static const bool allowed = syscall(SYS_arch_prctl, REQUEST, DATA) == 0;
+  return allowed;
+}
+
+// The compiler's own intrinsics do not state that they read memory.
+template <int TILE_OF>
+inline void tile_load(const void* from) {
+  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(64l), "i"(TILE_OF) : "memory");
+}
+template <int TILE_OF>
+inline void tile_store(void* to) {
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(64l), "i"(TILE_OF) : "memory");
+}
+template <int TILE_OF>
+inline void tile_clear() {
+  asm volatile("tilezero %%tmm%c0" ::"i"(TILE_OF));
+}
+template <int SUM, int LEFT, int RIGHT>
+inline void tile_add() {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUM), "i"(LEFT), "i"(RIGHT));
+}
+
+// While an object lives, its thread's eight tiles have 16 rows of 64 bytes.
+struct Tiles {
+  Tiles() {
+    struct alignas(64) {
+      uint8_t palette = 1, start = 0, none[14] = {};
+      uint16_t bytes[16] = {};
+      uint8_t rows[16] = {};
+    } shapes;
+    for (int i = 0; i < 8; i++) shapes.bytes[i] = 64, shapes.rows[i] = T;
+    asm volatile("ldtilecfg %0" ::"m"(shapes));
+  }
+  ~Tiles() { asm volatile("tilerelease"); }
+};
+
+// Splits 32 numbers into parts, largest first: a's parts go to the low halves of 32 bits, b's to the high halves. The first part is
+// rounded, the others are cut.
+inline void split(__m512 a, __m512 b, __m512i* parts) {
+  const __m512i half = _mm512_set1_epi32(0x8000), high = _mm512_set1_epi32(~0xffff);
+#pragma GCC unroll 3
+  for (int part = 0; part < PARTS; part++) {
+    __m512i x = _mm512_castps_si512(a), y = _mm512_castps_si512(b);
+    if (part == 0) x = _mm512_add_epi32(x, half), y = _mm512_add_epi32(y, half);
+    __m512i top = _mm512_and_si512(y, high);
+    parts[part] = _mm512_or_si512(_mm512_srli_epi32(x, 16), top);
+    if (part == PARTS - 1) break;
+    a = _mm512_sub_ps(a, _mm512_castsi512_ps(_mm512_and_si512(x, high))), b = _mm512_sub_ps(b, _mm512_castsi512_ps(top));
+  }
+}
+
+inline void split(const float* from, long left, __m512i* parts) {
+  if (left >= STEP) return split(_mm512_loadu_ps(from), _mm512_loadu_ps(from + T), parts);
+  auto some = [&](long at) { return _mm512_maskz_loadu_ps(left - at >= T ? 0xffff : left > at ? (1u << (left - at)) - 1 : 0, from + at); };
+  split(some(0), some(T), parts);
+}
+
+long steps_of(long depth) { return (depth + STEP - 1) / STEP; }
+long blocks_of(long rows) { return (rows + BLOCK - 1) / BLOCK; }
+
+// Packs 16 rows into tiles [steps, PARTS], a row in each column. A null row is packed as zeros.
+void pack(const float* const* rows, long depth, uint16_t* to) {
+  for (long k = 0; k < depth; k += STEP, to += PARTS * TILE) {
+    alignas(64) float parts[PARTS][TILE / 2];
+    for (long row = 0; row < T; row++) {
+      __m512i of[PARTS] = {};
+      if (rows[row]) split(rows[row] + k, depth - k, of);
+      for (int part = 0; part < PARTS; part++) _mm512_store_si512(parts[part] + row * T, of[part]);
+    }
+    for (int part = 0; part < PARTS; part++) turn_square(parts[part], T, (float*)(to + part * TILE), T);
+  }
+}
+
+// Loads c into tiles 0 ... 3, 16 x 16 each, or clears them. Tiles 0 and 2 belong to the first 16 rows of x.
+template <int M>
+inline void sums_from(const float* c) {
+  if (!c) {
+    tile_clear<0>();
+    tile_clear<1>();
+    tile_clear<2>();
+    tile_clear<3>();
+    return;
+  }
+  tile_load<0>(c);
+  tile_load<2>(c + 2 * T * T);
+  if (M == 1) return;
+  tile_load<1>(c + T * T);
+  tile_load<3>(c + 3 * T * T);
+}
+
+template <int M>
+inline void sums_to(float* c) {
+  tile_store<0>(c);
+  tile_store<2>(c + 2 * T * T);
+  if (M == 1) return;
+  tile_store<1>(c + T * T);
+  tile_store<3>(c + 3 * T * T);
+}
+
+// Writes the sums of 32 rows of a weight and 32 of x to the target's rows from `row` and columns from `column` on.
+void give(const float* sums, long row, long rows, long column, long columns, const Target& target) {
+  for (long i = 0; i < 2 && i * T < columns; i++)
+    for (long j = 0; j < 2 && j * T < rows; j++) {
+      alignas(64) float turned[T * T];
+      turn_square(sums + (2 * i + j) * T * T, T, turned, T);
+      for (long r = 0; r < std::min(T, rows - j * T); r++)
+        target.put(row + j * T + r, column + i * T, turned + r * T, std::min(T, columns - i * T));
+    }
+}
+
+}  // namespace
+
+#endif
