@@ -35,7 +35,7 @@ def packed(weight: mx.array, bias: mx.array | None = None) -> NDArray[np.float32
     ``matmul_packed.h``, in tiles that of ``amx_packed.h``, without the bias. None where tiles compute and bfloat16 does not hold the
     weight. Raises Traced.
     """
-    return _packed(weight, bias, vectors=False) if _fits(weight) else None
+    return _packed(weight, bias, vectors=False) if fits(weight) else None
 
 
 def packed_in_vectors(weight: mx.array, bias: mx.array | None = None) -> NDArray[np.float32]:
@@ -54,8 +54,8 @@ def _packed(weight: mx.array, bias: mx.array | None, vectors: bool) -> NDArray[n
     return out
 
 
-def _fits(weight: mx.array) -> bool:
-    """Returns True when ``packed`` can hold the numbers of a weight. Raises Traced."""
+def fits(weight: mx.array) -> bool:
+    """Returns True when ``packed`` can hold the numbers of a weight: in tiles those that bfloat16 holds. Raises Traced."""
     return bool(native.library().packs(native.view(native.dense(weight)).ctypes.data, weight.size))
 
 
@@ -92,8 +92,8 @@ def packs(weight: Matrix) -> TypeGuard[mx.array]:
 
 
 def bytes_packed(weight: Matrix) -> int:
-    """Returns the bytes of ``packed(weight)``; 0 where products cannot take it. Raises Traced."""
-    if not packs(weight) or not _fits(weight):
+    """Returns the bytes of ``packed(weight)``, if it fits; 0 where products cannot take it. Reads its shape alone."""
+    if not packs(weight):
         return 0
     *experts, n, depth = weight.shape
     return FLOAT * math.prod(experts) * int(native.library().packed_size(n, depth, False))

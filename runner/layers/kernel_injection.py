@@ -142,10 +142,11 @@ def substitute(network: Any, vocabulary: int, window: int | None, packs: bool = 
     return ()
 
 
-def packing_bytes(network: Any, memory: int, vocabulary: int) -> int:
+def packing_bytes(network: Any, memory: int, vocabulary: int, fits: Callable[[mx.array], bool] = linear.fits) -> int:
     """Returns the bytes of weights that a network's projections and head would hold packed; 0 where that has no use or no room.
 
     memory: the bytes that the model, its caches and its workspace may take. vocabulary: the width of its logits, 0 where it makes none.
+    fits: whether a weight can be packed; by default its numbers are looked at.
     """
     if native.library() is None:
         return 0
@@ -153,7 +154,7 @@ def packing_bytes(network: Any, memory: int, vocabulary: int) -> int:
     weights = [layer.weight for layer in layers.values() if type(layer) in (nn.Linear, FastLinear, SwitchLinear, FastSwitchLinear)]
     if not any(weight.shape[-2] == vocabulary for weight in weights):  # then an embedding is the head too
         weights += [layer.weight for layer in layers.values() if isinstance(layer, nn.Embedding) and layer.weight.shape[0] == vocabulary]
-    need = sum(linear.bytes_packed(weight) for weight in weights)
+    need = sum(size for weight in weights if (size := linear.bytes_packed(weight)) and fits(weight))
     arrays: list[Any] = list(tree_flatten(network.parameters()))
     return need if need + sum(array.nbytes for _, array in arrays) <= SHARE * memory else 0
 

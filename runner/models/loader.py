@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ...configs.schema import ModelConfig
 from ...kernels import backend
@@ -135,14 +135,16 @@ def outline(
     Nothing may be computed with it. Raises ModelError as ``load_model`` does.
     """
     backend.load_mlx()
+    from ...kernels import native
     from ..layers.kernel_injection import packing_bytes
 
     with refusing(checkpoint, next_token=classes is None):
         network, _ = _prepared(config, checkpoint, memory, classes)
         features = _features(network, config, checkpoint) if pictures else None
         vocabulary = _vocabulary(network)
-    held = _parameter_bytes(network) + _tower_bytes(features)
-    held += packing_bytes(network, memory - beside, _head_width(vocabulary, classes)) if checkpoint.adapter is None else 0
+    held, fit = _parameter_bytes(network) + _tower_bytes(features), not native.tiles() or _holds_bfloat16(checkpoint.folder)
+    if checkpoint.adapter is None:
+        held += packing_bytes(network, memory - beside, _head_width(vocabulary, classes), lambda _: fit)
     return LanguageModel(network, checkpoint, vocabulary, config.dtype, held, quantized=has_scales(network), features=features)
 
 
@@ -161,6 +163,14 @@ def size(
     if need is not None and fit_whole(need, memory):
         return need + tower, True
     return _parameter_bytes(network) + tower, None if need is None else False
+
+
+def _holds_bfloat16(folder: Path) -> bool:
+    """Returns True when a checkpoint's matrices are in bfloat16. Reads no weights."""
+    import mlx.core as mx
+
+    files = [cast("dict[str, mx.array]", mx.load(str(file))) for file in folder.glob("model*.safetensors")]
+    return any(array.dtype == mx.bfloat16 for file in files for array in file.values() if array.ndim > 1)
 
 
 def _parameter_bytes(network: Any) -> int:

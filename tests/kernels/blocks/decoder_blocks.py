@@ -1,6 +1,6 @@
 """Makes decoder blocks for tests of the kernel: random weights, inputs, caches and masks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -9,6 +9,8 @@ from mlx_bulk.kernels import linear, rope
 from mlx_bulk.kernels.attention import Mask
 from mlx_bulk.kernels.blocks.decoder_block import Angles, Block, Constants, Rooms, Weights
 from numpy.typing import NDArray
+
+from ...rounded_numbers import rounded
 
 HELD = 123.0  # in the rooms behind what is used
 EPSILONS = ("eps", "post_eps", "second_eps", "second_post_eps", "q_eps", "k_eps")  # each another, so that none stands for one
@@ -103,8 +105,9 @@ def rooms_of(keys: NDArray[np.float32], values: NDArray[np.float32], used: int) 
 
 
 def packed_apart(c: Case) -> dict[str, Any]:
-    """Each projection packed, as ``Block`` takes them."""
+    """Each projection packed, as ``Block`` takes them. The case's own are rounded first, so that tiles take them too."""
     names = [name for name in ("q", "k", "v", "o", "gate", "up", "down") if getattr(c.weights, name) is not None]
+    c.weights = replace(c.weights, **{name: rounded(getattr(c.weights, name)) for name in names})
     return {name: linear.packed(getattr(c.weights, name), getattr(c.weights, f"{name}_bias")) for name in names}
 
 

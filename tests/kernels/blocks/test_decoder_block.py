@@ -15,6 +15,7 @@ from mlx_bulk.kernels.blocks import decoder_block
 from mlx_bulk.kernels.blocks.decoder_block import Block, Weights
 from numpy.typing import NDArray
 
+from ...rounded_numbers import rounded
 from .decoder_blocks import AROUND, HELD, Case, Shape, called, case, masks, packed_apart, rooms_of
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="it serves the CPU, with g++")
@@ -89,7 +90,7 @@ def test_weights_that_are_packed_as_one_give_the_same_bits(rows: int, t: int, bi
     of, held = rooms_of(rooms[0], rooms[1], 3), dict[str, Any]()
     suffixes = ("", "_bias") if biased else ("",)
     for joined, names in {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}.items():
-        whole = {suffix: mx.concatenate([getattr(c.weights, name + suffix) for name in names]) for suffix in suffixes}
+        whole = {suffix: rounded(mx.concatenate([getattr(c.weights, name + suffix) for name in names])) for suffix in suffixes}
         mx.eval(whole)
         begin = 0
         for name in names:
@@ -97,16 +98,17 @@ def test_weights_that_are_packed_as_one_give_the_same_bits(rows: int, t: int, bi
             c.weights = replace(c.weights, **{name + suffix: array[begin:end] for suffix, array in whole.items()})
             begin = end
         held[joined] = linear.packed(whole[""], whole.get("_bias"))
-    ways = [None, held, held | {"qkv": 2 * held["qkv"]}, held | {"gate_up": 2 * held["gate_up"]}]
+    ways = [None, held, *(held | {joined: np.zeros_like(held[joined])} for joined in held)]
     plain, packed, *others = (np.array(Block(c.weights, c.constants, each)(c.x, of, np.array([3]), "causal")) for each in ways)
     assert np.array_equal(plain, packed)
-    if rows * t > 4 and not native.tiles():  # else no packed weight is read
-        assert all(np.abs(other - plain).max() > 0.1 for other in others)
+    within = native.tiles() and activation == "silu" and hidden % 32 > 0  # tiles then cannot take the second of two
+    reads = [False, False] if rows * t <= 4 and not native.tiles() else [True, not within]
+    assert [bool(np.abs(other - plain).max() > 0.1) for other in others] == reads
 
 
 def test_weights_that_are_packed_as_one_and_lie_apart_are_refused():
     c = case(Shape())
-    held = linear.packed(mx.concatenate([c.weights.q, c.weights.k, c.weights.v]), None)  # pyright: ignore[reportArgumentType]
+    held = linear.packed(rounded(mx.concatenate([c.weights.q, c.weights.k, c.weights.v])), None)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="q, k, v are packed as one, and do not lie one behind the other"):
         Block(c.weights, c.constants, {"qkv": held})
 
@@ -119,10 +121,7 @@ def test_packed_weights_give_the_same_bits(rows: int, t: int, biased: bool):
         c = case(Shape(rows=rows, t=t, used=3, hidden=hidden, biased=biased))
         rooms = [np.full((rows, 2, 80, 16), 0.5, np.float32) for _ in range(2)]
         of = rooms_of(rooms[0], rooms[1], 3)
-        pairs: dict[str, Any] = {
-            name: (getattr(c.weights, name), getattr(c.weights, f"{name}_bias")) for name in ("q", "k", "v", "o", "gate", "up", "down")
-        }
-        held = {name: linear.packed(*pair) if linear.packs(pair[0]) else None for name, pair in pairs.items()}
+        held = {name: packing if linear.packs(getattr(c.weights, name)) else None for name, packing in packed_apart(c).items()}
         plain, packed = (np.array(Block(c.weights, c.constants, each)(c.x, of, np.array([3]), "causal")) for each in (None, held))
         assert np.array_equal(plain, packed)
 

@@ -6,13 +6,14 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx import nn
-from mlx_bulk.kernels import native
+from mlx.utils import tree_map
 from mlx_bulk.runner.layers import kernel_injection
 from mlx_bulk.runner.layers.kernel_injection import substitute
 from mlx_bulk.runner.patched_layers import cpu_layers
 from mlx_bulk.runner.patched_layers.call_context import BUILT
 from mlx_lm.models import activations
 
+from ...rounded_numbers import rounded
 from ..support import tiny
 from ..support.kernel_models import llama, needed, originals, put
 
@@ -38,9 +39,9 @@ def test_only_inside_a_block():
     assert llama.swiglu is activations.swiglu
 
 
-@pytest.mark.skipif(native.library() is not None and native.tiles(), reason="tiles have an order of their own")
 def test_weights_stay_packed_between_blocks():
     network = llama.Model(llama.ModelArgs.from_dict({**tiny.CONFIGS["llama"], "model_type": "llama"})).eval()
+    network.update(tree_map(rounded, network.parameters()))  # so that tiles take them packed
     substitute(network, tiny.VOCABULARY, None, packs=True)
     layer, held = network.model.layers[0].mlp.up_proj, list[Any]()
     inside = kernel_injection.only_inside([network])

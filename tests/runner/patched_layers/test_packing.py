@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten, tree_map
 from mlx_bulk.configs.schema import ModelConfig
 from mlx_bulk.kernels import linear, native
 from mlx_bulk.runner.layers.kernel_injection import SHARE, packing_bytes
@@ -16,10 +16,11 @@ from mlx_bulk.runner.models.loader import LanguageModel, load_model, outline, si
 from mlx_bulk.runner.patched_layers.call_context import BUILT, context_of
 
 from ...checkpoints import PLENTY, write_checkpoint
+from ...rounded_numbers import round_checkpoint, rounded
 from ..support import kernel_pairs, tiny
 from ..support.kernel_models import needed, originals
 
-pytestmark = [needed, pytest.mark.skipif(native.library() is not None and native.tiles(), reason="tiles have an order of their own")]
+pytestmark = needed
 
 
 @pytest.fixture(autouse=True)
@@ -37,32 +38,52 @@ def held_by(network: Any) -> int:
 def packed_of(network: Any) -> int:
     """The bytes that layers hold packed."""
     built = [layer.__dict__[BUILT] for layer in network.modules() if BUILT in layer.__dict__]
-    packed = [each.packed for each in built if isinstance(each, linear.PackedWeight)]
+    packed = [each.packed for each in built if isinstance(each, linear.PackedWeight) and each.packed is not None]
     places = {array.ctypes.data for array in packed}
     assert all(each is None or each.ctypes.data in places for one in built if hasattr(one, "block") for each in one.block._packed[0])
     return sum(array.nbytes for array in packed)
 
 
 def test_projections_and_the_head_are_counted_where_there_is_room():
-    network = kernel_pairs.network()
+    network = of_rounded()
     held = held_by(network)
     weights = [network.lm_head.weight, *(part.weight for layer in network.model.layers for part in _projections(layer))]
     whole = packing_bytes(network, PLENTY, tiny.VOCABULARY)
-    assert whole == sum(4 * n * (depth + 1) for n, depth in (weight.shape for weight in weights))  # one number more: the bias
+    assert whole == sum(bytes_of(*weight.shape) for weight in weights)
     least = int((held + whole) / SHARE) + 1
     assert packing_bytes(network, least, tiny.VOCABULARY) == whole
     assert packing_bytes(network, least - 8, tiny.VOCABULARY) == 0
 
 
-def test_quantized_weights_are_not_packed():
+def bytes_of(n: int, depth: int) -> int:
+    """In vectors one number more, the bias; in tiles 16 bits a number, and whole tiles."""
+    return 2 * 32 * 32 * -(-n // 32) * -(-depth // 32) if native.tiles() else 4 * n * (depth + 1)
+
+
+def of_rounded() -> Any:
+    """A network whose weights tiles take packed too."""
     network = kernel_pairs.network()
+    network.update(tree_map(rounded, network.parameters()))
+    return network
+
+
+@pytest.mark.skipif(native.library() is None or not native.tiles(), reason="vectors take them all")
+def test_tiles_take_weights_packed_that_bfloat16_holds():
+    network = of_rounded()
+    whole, layer = packing_bytes(network, PLENTY, tiny.VOCABULARY), network.model.layers[0].mlp.up_proj
+    layer.weight = layer.weight * 1.001
+    assert packing_bytes(network, PLENTY, tiny.VOCABULARY) == whole - bytes_of(*layer.weight.shape)
+
+
+def test_quantized_weights_are_not_packed():
+    network = of_rounded()
     network.set_dtype(mx.float16)
     assert packing_bytes(network, PLENTY, tiny.VOCABULARY) == 0
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "phi3", "qwen3_moe", "gpt_oss", "mamba2", "lfm2", "qwen3_next"])
 def test_a_loaded_model_counts_them_as_its_plan_does(tmp_path: Path, kind: str):
-    folder = write_checkpoint(tmp_path / "tiny", tiny.CONFIGS.get(kind, tiny.CONFIGS["llama"]) | {"model_type": kind})
+    folder = round_checkpoint(write_checkpoint(tmp_path / "tiny", tiny.CONFIGS.get(kind, tiny.CONFIGS["llama"]) | {"model_type": kind}))
     model, planned, smaller = loaded(folder, PLENTY), outline(*of(folder), PLENTY), loaded(folder, 1 << 20)
     held = held_by(model.network)
     assert model.weight_bytes == planned.weight_bytes > held == smaller.weight_bytes == size(*of(folder), PLENTY)[0]
@@ -78,7 +99,7 @@ def test_a_loaded_model_counts_them_as_its_plan_does(tmp_path: Path, kind: str):
 
 
 def test_models_that_are_loaded_later_keep_their_room(tmp_path: Path):
-    folder = write_checkpoint(tmp_path / "tiny")
+    folder = round_checkpoint(write_checkpoint(tmp_path / "tiny"))
     packed = loaded(folder, PLENTY).weight_bytes
     memory = int(packed / SHARE) + 1
     for beside in (0, 8):
