@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 from racing import result_table, tiers
-from racing.commands import COMMANDS, TIER_COMMANDS
+from racing.commands import COMMANDS, OTHER_NUMBERS, TIER_COMMANDS, of_tier
 
 NO_LENGTHS = ("skew.py", "million.py")
 
@@ -28,12 +28,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="Where the JSON lines are kept.")
     parser.add_argument("--data", type=Path, help="JSON lines with columns `question` and `answer`: their lengths are taken.")
-    parser.add_argument("--only", nargs="+", choices=[*COMMANDS, *TIER_COMMANDS], help="These, again.")
+    parser.add_argument("--only", nargs="+", choices=[*COMMANDS, *TIER_COMMANDS, *OTHER_NUMBERS], help="These, again.")
     parser.add_argument("--tier", choices=list(tiers.BARS), help="The short table of these vector units.")
     parser.add_argument("--llama", type=Path, help="The folder of a llama-cpp-python that `pip install --target` made.")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
-    here, commands = Path(__file__).parent, TIER_COMMANDS if args.tier else COMMANDS
+    here, commands = Path(__file__).parent, of_tier(args.tier) if args.tier else COMMANDS
     environment = os.environ | ({tiers.VARIABLE: args.tier} | tiers.FOR_PEERS[args.tier] if args.tier else {})
     if args.llama:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(args.llama.absolute()), os.environ.get("PYTHONPATH")]))

@@ -24,3 +24,10 @@ TIER_COMMANDS: dict[str, list[str]] = {
     "score": ["score_speed.py", "--texts", "16", "--rounds", "14", "--peers", "sgemm", "transformers", "llama_cpp"],
     "answers": ["prefix_speed.py", "--work", "answers", "--count", "24"],
 }
+# In tiles weights that bfloat16 does not hold take twice the products, so that tier has a table of both.
+OTHER_NUMBERS = {f"{name}-float32": [*TIER_COMMANDS[name], "--numbers", "float32"] for name in ("135m", "5m", "score")}
+
+
+def of_tier(tier: str) -> dict[str, list[str]]:
+    """Returns the runs of a tier's table."""
+    return TIER_COMMANDS | (OTHER_NUMBERS if tier == "amx" else {})

@@ -56,7 +56,7 @@ def rows(tier: str) -> list[Row]:
     """Returns the lines of a tier's table."""
     bars = BARS[tier]
     torch, llama = "transformers float32, sorted", "llama.cpp float32"
-    return [
+    found = [
         Row("(b) 135 M, 32 rows, greedy, logprobs", torch, bars.decoding[0], "135m", "ratio.transformers_sorted"),
         Row("(b)", llama, bars.decoding[1], "135m", "ratio.llama_cpp"),
         Row("(a) 5 M, 32 rows", torch, bars.small[0], "5m", "ratio.transformers_sorted"),
@@ -67,4 +67,16 @@ def rows(tier: str) -> list[Row]:
         Row("(d) answers behind a common prefix", "ourselves without sharing", "", "answers", "ratio"),
         Row("(d)", "(c)'s tokens a second, on the tokens computed", "", "answers", "kept", SHARE),
         Row("(d)", "(c)'s GFLOP a second", "", "answers", "kept_flops", SHARE),
+    ]
+    if tier != "amx":
+        return found
+    other = "weights that bfloat16 does not hold"
+    return [
+        *found,
+        Row(f"(b), {other}", torch, bars.decoding[0], "135m-float32", "ratio.transformers_sorted"),
+        Row("(b) so", llama, bars.decoding[1], "135m-float32", "ratio.llama_cpp"),
+        Row(f"(a), {other}", torch, bars.small[0], "5m-float32", "ratio.transformers_sorted"),
+        Row("(a) so", llama, bars.small[1], "5m-float32", "ratio.llama_cpp"),
+        Row(f"(c), {other}", torch, bars.scoring[0], "score-float32", "ratio.transformers"),
+        Row("(c) so", llama, bars.scoring[1], "score-float32", "ratio.llama_cpp"),
     ]

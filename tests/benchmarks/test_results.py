@@ -67,18 +67,18 @@ def test_a_folder_without_runs_leaves_the_table_as_it_is(results: Any, tmp_path:
 
 
 def test_a_tier_has_a_table_of_its_own(results: Any, tmp_path: Path):
-    tiers, commands = import_module("racing.tiers"), import_module("racing.commands").TIER_COMMANDS
+    tiers, commands = import_module("racing.tiers"), import_module("racing.commands")
     speed = {"tokens_per_second": 100.0}
     score = {"benchmark": "score_speed", "ratio": {"transformers": 1.5, "llama_cpp": 1.41}, "ours": speed, "transformers": speed}
     (tmp_path / "score.json").write_text(json.dumps(score | {"llama_cpp": speed, "sgemm_gflops": 250.0, "peak_share": 0.9} | ABOUT))
     (tmp_path / "skew.json").write_text(json.dumps(ABOUT))
-    results.rewrite(tmp_path, "avx2", tiers.rows("avx2"), commands)
+    results.rewrite(tmp_path, "avx2", tiers.rows("avx2"), commands.of_tier("avx2"))
     text = results.README.read_text()
     assert text.startswith("above\n<!-- latest -->\nold\n<!-- /latest -->\n<!-- avx2 -->\n| work |")
     assert "| (c) | llama.cpp float32 | 1.4× | 1.41× |" in text.splitlines()
     assert "| (c) | sgemm of the run, 250.0 GFLOP/s | 85 % | 90.0% |" in text.splitlines()
     assert "- Not run yet: 135m, 5m, answers." in text
-    assert all({row.run for row in tiers.rows(tier)} == commands.keys() for tier in tiers.BARS)
+    assert all({row.run for row in tiers.rows(tier)} == commands.of_tier(tier).keys() for tier in tiers.BARS)
 
 
 def test_peers_are_held_to_the_tier(results: Any, monkeypatch: pytest.MonkeyPatch):
