@@ -35,6 +35,7 @@ def packed(weight: mx.array, bias: mx.array | None = None) -> NDArray[np.float32
     ``matmul_packed.h``, in tiles that of ``amx_packed.h``, without the bias. None where tiles compute and bfloat16 does not hold the
     weight. Raises Traced.
     """
+    weight = native.dense(weight)
     return _packed(weight, bias, vectors=False) if fits(weight) else None
 
 
@@ -47,7 +48,7 @@ def _packed(weight: mx.array, bias: mx.array | None, vectors: bool) -> NDArray[n
     n, depth = weight.shape[-2:]
     weights = native.view(native.dense(weight)).reshape(-1, n, depth)
     biases = [None] * len(weights) if bias is None else list(native.view(native.dense(bias)).reshape(-1, n))
-    out = _at_cache_lines((len(weights), native.library().packed_size(n, depth, vectors)))
+    out = _at_cache_lines((len(weights), int(native.library().packed_size(n, depth, vectors))))
     for one, own_bias, to in zip(weights, biases, out, strict=True):
         address = None if own_bias is None else own_bias.ctypes.data
         native.library().pack_weight(one.ctypes.data, address, n, depth, vectors, to.ctypes.data)
@@ -56,7 +57,8 @@ def _packed(weight: mx.array, bias: mx.array | None, vectors: bool) -> NDArray[n
 
 def fits(weight: mx.array) -> bool:
     """Returns True when ``packed`` can hold the numbers of a weight: in tiles those that bfloat16 holds. Raises Traced."""
-    return bool(native.library().packs(native.view(native.dense(weight)).ctypes.data, weight.size))
+    view = native.view(native.dense(weight))
+    return bool(native.library().fits_packed(view.ctypes.data, view.size))
 
 
 def _at_cache_lines(shape: tuple[int, int]) -> NDArray[np.float32]:
@@ -85,7 +87,7 @@ def packed_once(held: PackedWeight | None, weight: mx.array, bias: mx.array | No
 
 
 def packs(weight: Matrix) -> TypeGuard[mx.array]:
-    """Returns True when products of many rows may take ``packed(weight)``, by its shape: in vectors whole ones are written."""
+    """Returns True when products may take ``packed(weight)``, by its type and shape: in vectors whole ones are written."""
     if not isinstance(weight, mx.array) or weight.dtype != mx.float32 or not weight.size or weight.ndim not in (2, 3):
         return False
     return weight.shape[-2] % OUTPUTS == 0 and native.library() is not None
@@ -93,10 +95,17 @@ def packs(weight: Matrix) -> TypeGuard[mx.array]:
 
 def bytes_packed(weight: Matrix) -> int:
     """Returns the bytes of ``packed(weight)``, if it fits; 0 where products cannot take it. Reads its shape alone."""
-    if not packs(weight):
-        return 0
+    return _bytes(weight, vectors=False) if packs(weight) else 0
+
+
+def bytes_in_vectors(weight: mx.array) -> int:
+    """Returns the bytes of ``packed_in_vectors(weight)``. Reads its shape alone."""
+    return _bytes(weight, vectors=True)
+
+
+def _bytes(weight: mx.array, vectors: bool) -> int:
     *experts, n, depth = weight.shape
-    return FLOAT * math.prod(experts) * int(native.library().packed_size(n, depth, False))
+    return FLOAT * math.prod(experts) * int(native.library().packed_size(n, depth, vectors))
 
 
 def numpy_serves() -> bool:

@@ -74,7 +74,7 @@ _ENTRIES: dict[str, list[Any]] = {
     "rows_apart": [ctypes.c_void_p, ctypes.c_int64],
     "encoder_block": [ctypes.c_void_p],
     "pack_weight": [ctypes.c_void_p, _MAYBE, ctypes.c_int64, ctypes.c_int64, _INT, ctypes.c_void_p],
-    "packs": [ctypes.c_void_p, ctypes.c_int64],
+    "fits_packed": [ctypes.c_void_p, ctypes.c_int64],
 }
 
 

@@ -156,7 +156,7 @@ class Block:
     call: "_Call"  # with what all calls of the block share
 
     def __init__(self, weights: Weights, constants: Constants, packed: Mapping[str, NDArray[np.float32] | None] | None = None):
-        """packed: projections that are held packed too, with their biases, for calls of many rows (``linear.packed``). Raises Traced.
+        """packed: projections that are held packed too (``linear.packed``, of weight and bias). Raises Traced.
 
         ``q`` packed with ``k`` and ``v`` behind it is named "qkv", and ``gate`` with ``up`` "gate_up". These weights must then be views of
         one array, and so must their biases.

@@ -1,8 +1,8 @@
 // A weight packed once into tiles, where bfloat16 holds its numbers. Knows nothing of layers.
 //
 // Most checkpoints are in bfloat16. As float32 their numbers end in 16 zeros, so they have one part (see matmul_amx.h). Three products of
-// parts then make a product, where two split numbers take six. The bits are the same: the other three would add 0. A weight is not split in
-// each call, and memory gives half as much.
+// parts then make a product, where two split numbers take six. The other three would add 0, so the bits are the same, but for the sign of
+// a sum that is 0. No call splits the weight, and half as many bytes are read.
 
 #pragma once
 
@@ -25,23 +25,24 @@ struct PackedTiles {
   // How many float32 numbers its memory could hold.
   static long size(long n, long depth) { return blocks_of(n) * steps_of(depth) * PAIR / 2; }
 
-  // Returns true when bfloat16 holds `count` numbers. Infinities and NaN do not count: their products with parts differ.
+  // Returns true when bfloat16 holds `count` numbers. False also for an infinity or NaN: its products would not be those of its parts.
   static bool hold(const float* w, long count) {
     constexpr long AT_ONCE = 1 << 16;
-    constexpr uint32_t LOW = 0xffff, EXPONENT = 0x7f800000;
+    constexpr uint32_t BEHIND = 0xffff, EXPONENT = 0x7f800000;
     std::atomic<bool> all{true};
     pool::run((count + AT_ONCE - 1) / AT_ONCE, [&](long piece) {
+      if (!all.load()) return;
       auto* bits = (const uint32_t*)w;
       uint32_t wrong = 0;
       for (long i = piece * AT_ONCE; i < std::min(count, (piece + 1) * AT_ONCE); i++)
-        wrong |= (bits[i] & LOW) | ((bits[i] & EXPONENT) == EXPONENT);
+        wrong |= (bits[i] & BEHIND) | ((bits[i] & EXPONENT) == EXPONENT);
       if (wrong) all.store(false);
     });
     return all.load();
   }
 
-  // Packs a weight that bfloat16 holds. `out` is aligned to a cache line, as must be what `packed` points to: else each row of a tile lies
-  // in two lines.
+  // Packs a weight that bfloat16 holds. `out` is aligned to a cache line. Else each row of a tile would lie in two lines, and the stores
+  // here would fail.
   static void pack(const float* w, long n, long depth, float* out) {
     long steps = steps_of(depth);
     auto* to = (uint16_t*)out;
@@ -57,31 +58,50 @@ struct PackedTiles {
   }
 };
 
+// What is prefetched while a block is multiplied: `each` cache lines after each of a step's six pairs of products, from `at` on; a step's
+// begin `stride` numbers behind those of the step before.
+struct Prefetches {
+  static constexpr long PLACES = 6, LINE = STEP;  // numbers of a cache line
+
+  const uint16_t* at;
+  long each, stride;
+
+  // `lines` a step, one behind the other.
+  static Prefetches of(const uint16_t* at, long lines) {
+    long each = (lines + PLACES - 1) / PLACES;
+    return {at, each, each * PLACES * LINE};
+  }
+};
+
 // Adds one step of a packed weight's block x [M * 16 rows] to tiles 0 ... 3, in the order of `multiply`.
 template <int M>
-inline __attribute__((always_inline)) void multiply_packed(const uint16_t* w, const uint16_t* x, const uint16_t* y) {
+inline __attribute__((always_inline)) void multiply_packed(const uint16_t* w, const uint16_t* x, const uint16_t* y, Prefetches ahead) {
+  // All at once they would hold up the loads of tiles: a core waits for as many lines at a time as memory gives.
+  auto prefetch = [&]() __attribute__((always_inline)) {
+    for (long line = 0; line < ahead.each; line++, ahead.at += Prefetches::LINE) _mm_prefetch(ahead.at, _MM_HINT_T2);
+  };
   tile_load<4>(w);
   tile_load<5>(w + TILE);
   auto add = [&](int part) __attribute__((always_inline)) {
     tile_load<6>(x + part * TILE);
     tile_add<0, 4, 6>();
     tile_add<2, 5, 6>();
-    if (M == 1) return;
-    tile_load<7>(y + part * TILE);
-    tile_add<1, 4, 7>();
-    tile_add<3, 5, 7>();
+    prefetch();
+    if (M > 1) {
+      tile_load<7>(y + part * TILE);
+      tile_add<1, 4, 7>();
+      tile_add<3, 5, 7>();
+    }
+    prefetch();
   };
   add(HIGH), add(LOW), add(MIDDLE);
 }
 
 // `block` of matmul_amx.h for a packed weight.
 template <int M>
-void packed_block(const uint16_t* w, const uint16_t* x, long ldx, long steps, bool add, float* c, const uint16_t* next, long lines) {
+void packed_tiles_block(const uint16_t* w, const uint16_t* x, long ldx, long steps, bool add, float* c, Prefetches ahead) {
   sums_from<M>(add ? c : nullptr);
-  for (long step = 0; step < steps; step++, w += PAIR, x += PARTS * TILE) {
-    for (long line = 0; line < lines; line++, next += STEP) _mm_prefetch(next, _MM_HINT_T1);
-    multiply_packed<M>(w, x, x + ldx);
-  }
+  for (long step = 0; step < steps; step++, w += PAIR, x += PARTS * TILE, ahead.at += ahead.stride) multiply_packed<M>(w, x, x + ldx, ahead);
   sums_to<M>(c);
 }
 

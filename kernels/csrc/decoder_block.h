@@ -30,7 +30,7 @@ struct Block {
   // Each row's shared prefix, [kv, its room, width]; null where there is none.
   const float *const *front_keys, *const *front_values;
   const Quantized* quantized;                       // [7]: q, k, v, o, gate, up, down in place of those above; without words where float32
-  // [7]: those once more, with their biases, as in `Packed`; null where they are not. That of q holds k and v too where `joined_qkv`, that of
+  // [7]: those once more, see `Target`; null where they are not. That of q holds k and v too where `joined_qkv`, that of
   // gate holds up where `joined_mlp`: the weights, and the biases, then lie one behind the other.
   const float *const *packed;
   float* out;                                       // [B, T, d]

@@ -183,8 +183,8 @@ int quantized_product_sums(PyObject* x, PyObject* words, PyObject* scales, PyObj
 // Returns how many numbers a packed weight [n, depth] takes: for products (see Target), or in vectors' order (see Packed).
 int64_t packed_size(int64_t n, int64_t depth, int vectors) { return vectors ? Packed::size(n, depth) : size_of_packed(n, depth); }
 
-// Returns 1 when products take a weight of `count` numbers packed. In tiles bfloat16 must hold them.
-int packs(const float* weight, int64_t count) {
+// Returns 1 when products take a dense weight of `count` numbers packed. In tiles bfloat16 must hold them.
+int fits_packed(const float* weight, int64_t count) {
 #if TILES
   if (tiles_allowed()) {
     Free free;

@@ -51,6 +51,9 @@ void each_gathered(long m, long depth, const RowOf& of, F f) {
 // Computes the targets' rows from `first` on, of x [rows, depth].
 void multiply_gathered(const float* x, long first, long rows, long depth, std::initializer_list<Target> targets, bool few) {
   for (Target target : targets) {
+#if TILES
+    if (tiles_allowed()) target.packed = nullptr;  // beside quantized weights; it is in the order of tiles
+#endif
     target.c += first * target.ldc;
     if (target.plus) target.plus += first * target.ldc;
     Columns columns(target.n, PANEL, PANELS_A_PART);

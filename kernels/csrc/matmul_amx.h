@@ -153,13 +153,16 @@ void block_sums(const Rows& of, const uint16_t* x, long ldx, long rows, long fir
   }
 }
 
-// The same for a packed weight's block at `w`; the next one's numbers lie at `next`. If x has one block, nothing is prefetched: the
-// processor does that for a weight that is read once, from one end to the other.
+// The same for a packed weight's block at `w`; the next one's numbers lie at `next`. A weight that is read once, as x has one block, is
+// prefetched a few steps ahead.
 void packed_block_sums(const uint16_t* w, const uint16_t* next, const uint16_t* x, long ldx, long rows, long steps, bool add, float* sums) {
-  long blocks = blocks_of(rows), lines = blocks == 1 ? 0 : std::max(1l, STEP / blocks);  // a step has 32 cache lines
-  for (long b = 0; b < blocks; b++, x += 2 * ldx, sums += SUMS, next += steps * lines * STEP) {
-    if (rows - b * BLOCK > T) packed_block<2>(w, x, ldx, steps, add, sums, next, lines);
-    else packed_block<1>(w, x, ldx, steps, add, sums, next, lines);
+  constexpr long STEPS_AHEAD = 6, LINES = PAIR / Prefetches::LINE;
+  long blocks = blocks_of(rows);
+  Prefetches ahead = Prefetches::of(next, (LINES + blocks - 1) / blocks);
+  if (blocks == 1) ahead.at = w + STEPS_AHEAD * PAIR, ahead.stride = PAIR;
+  for (long b = 0; b < blocks; b++, x += 2 * ldx, sums += SUMS, ahead.at += steps * ahead.stride) {
+    if (rows - b * BLOCK > T) packed_tiles_block<2>(w, x, ldx, steps, add, sums, ahead);
+    else packed_tiles_block<1>(w, x, ldx, steps, add, sums, ahead);
   }
 }
 

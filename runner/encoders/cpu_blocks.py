@@ -33,7 +33,6 @@ NORMS = ("attention_norm", "mlp_norm")
 LENGTHS = (23, 1, 90)  # tokens of the trial's rows; ModernBERT sees 64 each way
 # Largest difference of a state allowed, as a share of the states' spread: rounding moves them by 1e-5 of it, a wrong mask by a tenth.
 TOLERANCE = 1e-3
-FLOAT = 4  # bytes
 
 
 @dataclass(slots=True)
@@ -196,12 +195,12 @@ def substitute_layers(network: nn.Module, states: Callable[[], NDArray[np.float3
 
 def packed_bytes(network: nn.Module) -> int:
     """Returns the bytes of the packed weights that the kernel will hold beside a network's own; 0 where it cannot serve."""
-    if (library := native.library()) is None:
+    if native.library() is None:
         return 0
     blocks: list[Any] = [layer for layer in network.modules() if isinstance(layer, PostNormBlock | PreNormBlock)]
     parts = [[block[name] for name in PRODUCTS] for block in blocks]
     served = [part for of in parts if all(isinstance(part, nn.Linear) and part.weight.dtype == mx.float32 for part in of) for part in of]
-    return sum(FLOAT * library.packed_size(*part.weight.shape) for part in served)
+    return sum(linear.bytes_in_vectors(part.weight) for part in served)
 
 
 def _states(encoder: Encoder, rows: Sequence[NDArray[np.int64]]) -> NDArray[np.float32]:

@@ -1,9 +1,10 @@
 """Finds a checkpoint and its adapter: the embedded demo, a local folder, or one from the hub. Computes the fingerprints of both.
 
-Loads nothing (loader.py does), and reads weights only to hash their bytes. Says what is wrong with a checkpoint that cannot be loaded.
+Loads nothing (loader.py does), and reads weights only to hash their bytes, or some rows to know their kind. Says what is wrong with a checkpoint that cannot be loaded.
 """
 
 import json
+import math
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ...configs.schema import ModelConfig
 from ...configs.visible import visible
@@ -272,3 +275,19 @@ def _another_use(config: dict[str, Any]) -> str | None:
     if encoder_class(config) is not None:
         return f"{named or config['model_type']} is an encoder, which predicts no next token; job: embed makes vectors with it"
     return None
+
+
+def mostly_bfloat16(folder: Path) -> bool:
+    """Returns True when bfloat16 holds most of the matrices in a model's files: by their type, and of float32 by the first row."""
+    from safetensors import safe_open
+
+    held = rest = 0
+    for file in sorted(folder.glob("model*.safetensors")):
+        with safe_open(file, "np") as opened:
+            for part in map(opened.get_slice, opened.keys()):
+                shape, dtype = part.get_shape(), part.get_dtype()
+                if len(shape) < 2:
+                    continue
+                fits = dtype == "BF16" or (dtype == "F32" and not (part[:1].view(np.uint32) & 0xFFFF).any())
+                held, rest = held + fits * math.prod(shape), rest + (not fits) * math.prod(shape)
+    return held > rest

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from ...configs.schema import ModelConfig
 from ...kernels import backend
@@ -16,7 +16,7 @@ from ..core.units import size_as_text
 from ..pooling.spec import PoolingSpec
 from ..ranks.model_split import WHOLE, ModelSplit, split_network
 from ..ranks.ranks import ALONE, Ranks
-from .checkpoint import Checkpoint, checkpoint_fingerprints, refusing
+from .checkpoint import Checkpoint, checkpoint_fingerprints, mostly_bfloat16, refusing
 from .config_compat import mlx_lm_settings
 
 if TYPE_CHECKING:
@@ -139,11 +139,12 @@ def outline(
     from ..layers.kernel_injection import packing_bytes
 
     with refusing(checkpoint, next_token=classes is None):
-        network, _ = _prepared(config, checkpoint, memory, classes)
+        network, quantized = _prepared(config, checkpoint, memory, classes)
         features = _features(network, config, checkpoint) if pictures else None
         vocabulary = _vocabulary(network)
-    held, fit = _parameter_bytes(network) + _tower_bytes(features), not native.tiles() or _holds_bfloat16(checkpoint.folder)
+    held = _parameter_bytes(network) + _tower_bytes(features)
     if checkpoint.adapter is None:
+        fit = not native.tiles() or (quantized is None and mostly_bfloat16(checkpoint.folder))
         held += packing_bytes(network, memory - beside, _head_width(vocabulary, classes), lambda _: fit)
     return LanguageModel(network, checkpoint, vocabulary, config.dtype, held, quantized=has_scales(network), features=features)
 
@@ -163,14 +164,6 @@ def size(
     if need is not None and fit_whole(need, memory):
         return need + tower, True
     return _parameter_bytes(network) + tower, None if need is None else False
-
-
-def _holds_bfloat16(folder: Path) -> bool:
-    """Returns True when a checkpoint's matrices are in bfloat16. Reads no weights."""
-    import mlx.core as mx
-
-    files = [cast("dict[str, mx.array]", mx.load(str(file))) for file in folder.glob("model*.safetensors")]
-    return any(array.dtype == mx.bfloat16 for file in files for array in file.values() if array.ndim > 1)
 
 
 def _parameter_bytes(network: Any) -> int:

@@ -38,9 +38,16 @@ def test_a_packed_weight_gives_the_same_bits(rows: int, depth: int):
 @pytest.mark.parametrize("scale", [2.0**-126, 1e-30, 1e30])
 def test_magnitudes_give_the_same_bits(scale: float):
     """Numbers below 2^-126 too, which count as 0."""
-    x, weight = normal(40, 100) / 1e3, rounded(normal(64, 100, seed=1) * scale)
+    x, weight = normal(40, 100) * min(1 / scale, 1e30), rounded(normal(64, 100, seed=1) * scale)
     found = linear.on_cpu(x, weight, None, packing_of(weight))
+    assert np.abs(np.array(found)).min() > 1e-12
     assert mx.array_equal(found, linear.on_cpu(x, weight))
+
+
+def test_a_transposed_weight_is_packed_as_its_copy():
+    """Adapters and policies bring such views (GPT-2)."""
+    weight = rounded(normal(100, 64)).T
+    assert np.array_equal(packing_of(weight), packing_of(mx.contiguous(weight)))
 
 
 def test_nan_and_infinities_stay_in_their_row():
@@ -66,8 +73,10 @@ def test_one_number_that_does_not_fit_leaves_the_weight_unpacked(place: int, val
 
 def test_experts_are_packed_together_or_not_at_all():
     weight, x, indices = rounded(normal(3, 48, 70)), normal(9, 1, 1, 70), mx.array(np.arange(18).reshape(9, 2) % 3)
-    found = grouped_linear.on_cpu(x, weight, indices, None, packing_of(weight))
-    assert mx.array_equal(found, grouped_linear.on_cpu(x, weight, indices))
+    packing = packing_of(weight)
+    assert mx.array_equal(grouped_linear.on_cpu(x, weight, indices, None, packing), grouped_linear.on_cpu(x, weight, indices))
+    packing[1] = 0
+    assert not np.array(grouped_linear.on_cpu(x, weight, indices, None, packing))[np.array(indices) == 1].any()
     weight[1, 2, 3] = 0.1
     assert linear.packed(weight) is None
 

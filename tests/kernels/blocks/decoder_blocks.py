@@ -104,11 +104,21 @@ def rooms_of(keys: NDArray[np.float32], values: NDArray[np.float32], used: int) 
     return Rooms(keys.ctypes.data + rows, values.ctypes.data + rows, np.full(len(keys), keys.shape[2]), np.full(len(keys), used))
 
 
+def rounded_case(s: Shape) -> Case:
+    """A case with projections that bfloat16 holds, so that tiles take them packed."""
+    c = case(s)
+    return replace(c, weights=replace(c.weights, **{name: rounded(getattr(c.weights, name)) for name in _projections(c)}))
+
+
 def packed_apart(c: Case) -> dict[str, Any]:
-    """Each projection packed, as ``Block`` takes them. The case's own are rounded first, so that tiles take them too."""
-    names = [name for name in ("q", "k", "v", "o", "gate", "up", "down") if getattr(c.weights, name) is not None]
-    c.weights = replace(c.weights, **{name: rounded(getattr(c.weights, name)) for name in names})
-    return {name: linear.packed(getattr(c.weights, name), getattr(c.weights, f"{name}_bias")) for name in names}
+    """Each projection of a rounded case packed, as ``Block`` takes them."""
+    found = {name: linear.packed(getattr(c.weights, name), getattr(c.weights, f"{name}_bias")) for name in _projections(c)}
+    assert all(packing is not None for packing in found.values())
+    return found
+
+
+def _projections(c: Case) -> list[str]:
+    return [name for name in ("q", "k", "v", "o", "gate", "up", "down") if getattr(c.weights, name) is not None]
 
 
 def masks(rows: int, heads: int, t: int, length: int) -> dict[str, Mask]:

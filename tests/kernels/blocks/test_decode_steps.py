@@ -13,7 +13,7 @@ from mlx_bulk.kernels import backend, native
 from mlx_bulk.kernels.blocks.decoder_block import Block, Fronts, Rooms, Stack
 from numpy.typing import NDArray
 
-from .decoder_blocks import AROUND, HELD, Shape, case, packed_apart, rooms_of
+from .decoder_blocks import AROUND, HELD, Shape, packed_apart, rooms_of, rounded_case
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="it serves the CPU, with g++")
 
@@ -52,7 +52,7 @@ def prefixes(kind: str, held: list[NDArray[np.float32]]) -> Fronts | None:
 @pytest.mark.parametrize("front", ["none", "one", "unlike"])
 @pytest.mark.parametrize("name", SHAPES)
 def test_it_equals_a_call_of_each_block(name: str, front: str):
-    c = case(replace(SHAPES[name], rows=ROWS, t=1))
+    c = rounded_case(replace(SHAPES[name], rows=ROWS, t=1))
     blocks = [Block(c.weights, c.constants, packed_apart(c)) for _ in range(2)]
     rng = np.random.default_rng(3)
     used, held = rng.integers(0, ROOM - 1, ROWS), [rng.standard_normal((2, 40, 16)).astype(np.float32) for _ in range(4)]
@@ -76,7 +76,7 @@ def test_it_equals_a_call_of_each_block(name: str, front: str):
 
 
 def test_nan_stays_in_its_row():
-    c = case(replace(SHAPES["plain"], rows=ROWS, t=1))
+    c = rounded_case(replace(SHAPES["plain"], rows=ROWS, t=1))
     block, rows = Block(c.weights, c.constants, packed_apart(c)), [0, ROWS // 2, ROWS - 1]
 
     def made(x: mx.array) -> NDArray[np.float32]:

@@ -7,14 +7,17 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx import nn
+from mlx.utils import tree_map
 from mlx_bulk.kernels import linear
 from mlx_bulk.runner.layers.kernel_injection import substitute
 from mlx_bulk.runner.layers.lm_head import Head
 from mlx_bulk.runner.patched_layers.call_context import context_of
 from mlx_bulk.runner.patched_layers.cpu_blocks import serves
+from mlx_bulk.runner.patched_layers.cpu_layers import packing_of
 from mlx_bulk.runner.patched_layers.layer_patching import patch_layers
 from mlx_lm.utils import dequantize_model
 
+from ...rounded_numbers import rounded
 from ..support import kernel_models, tiny
 from ..support.kernel_pairs import KINDS, QUICK, Both, close, ids, network
 
@@ -64,14 +67,19 @@ def test_layers_one_by_one():
     assert "linear" in both.used
 
 
-def test_blocks_of_which_some_matrices_are_quantized():
+@pytest.mark.parametrize("packs", [False, True])
+def test_blocks_of_which_some_matrices_are_quantized(packs: bool):
     """Conversions leave out layers, and give others more bits."""
     made = [network(), network()]
+    context_of(made[1]).packs = packs
     for each in made:
+        each.update(tree_map(rounded, each.parameters()))
         nn.quantize(each, 32, 4, class_predicate=lambda path, layer: {"bits": 6, "group_size": 64} if "up_proj" in path else "down" in path)
         each.eval()
     patch_layers(made[1])
     assert serves(made[1].model.layers[0])
+    gate = made[1].model.layers[0].mlp.gate_proj
+    assert (packing_of(gate, gate.weight) is not None) == packs
     close(made[1](ids(2, 9)), dequantize_model(made[0])(ids(2, 9)))
 
 
