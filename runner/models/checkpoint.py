@@ -1,6 +1,7 @@
 """Finds a checkpoint and its adapter: the embedded demo, a local folder, or one from the hub. Computes the fingerprints of both.
 
-Loads nothing (loader.py does), and reads weights only to hash their bytes, or some rows to know their kind. Says what is wrong with a checkpoint that cannot be loaded.
+Loads nothing (loader.py does), and reads weights only to hash their bytes, or some rows to know their kind. Says what is wrong with a
+checkpoint that cannot be loaded.
 """
 
 import json

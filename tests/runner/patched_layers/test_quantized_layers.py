@@ -71,12 +71,12 @@ def test_layers_one_by_one():
 def test_blocks_of_which_some_matrices_are_quantized(packs: bool):
     """Conversions leave out layers, and give others more bits."""
     made = [network(), network()]
-    context_of(made[1]).packs = packs
     for each in made:
         each.update(tree_map(rounded, each.parameters()))
         nn.quantize(each, 32, 4, class_predicate=lambda path, layer: {"bits": 6, "group_size": 64} if "up_proj" in path else "down" in path)
         each.eval()
     patch_layers(made[1])
+    context_of(made[1]).packs = packs
     assert serves(made[1].model.layers[0])
     gate = made[1].model.layers[0].mlp.gate_proj
     assert (packing_of(gate, gate.weight) is not None) == packs
