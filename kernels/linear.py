@@ -29,14 +29,14 @@ def reference(x: mx.array, weight: Matrix, bias: mx.array | None = None) -> mx.a
 
 
 def packed(weight: mx.array, bias: mx.array | None = None) -> NDArray[np.float32] | None:
-    """Returns a weight [N, K] and its bias [N] once more, as the library's products read them: [1, numbers].
+    """Returns a copy of a weight [N, K] and its bias [N] in the order in which the library's products read them: [1, numbers].
 
     Of experts' weights [E, N, K] and biases [E, N] each is packed alone: [E, numbers]. In vectors that is the order of
     ``matmul_packed.h``, in tiles that of ``amx_packed.h``, without the bias. None where tiles compute and bfloat16 does not hold the
     weight. Raises Traced.
     """
     weight = native.dense(weight)
-    return _packed(weight, bias, vectors=False) if fits(weight) else None
+    return _packed(weight, bias, vectors=False) if can_be_packed(weight) else None
 
 
 def packed_in_vectors(weight: mx.array, bias: mx.array | None = None) -> NDArray[np.float32]:
@@ -55,7 +55,7 @@ def _packed(weight: mx.array, bias: mx.array | None, vectors: bool) -> NDArray[n
     return out
 
 
-def fits(weight: mx.array) -> bool:
+def can_be_packed(weight: mx.array) -> bool:
     """Returns True when ``packed`` can hold the numbers of a weight: in tiles those that bfloat16 holds. Raises Traced."""
     view = native.view(native.dense(weight))
     return bool(native.library().fits_packed(view.ctypes.data, view.size))
@@ -87,7 +87,7 @@ def packed_once(held: PackedWeight | None, weight: mx.array, bias: mx.array | No
 
 
 def packs(weight: Matrix) -> TypeGuard[mx.array]:
-    """Returns True when products may take ``packed(weight)``, by its type and shape: in vectors whole ones are written."""
+    """Returns True when products may take ``packed(weight)``, by type and shape. N is a multiple of 16, as vectors are written whole."""
     if not isinstance(weight, mx.array) or weight.dtype != mx.float32 or not weight.size or weight.ndim not in (2, 3):
         return False
     return weight.shape[-2] % OUTPUTS == 0 and native.library() is not None

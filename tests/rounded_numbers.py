@@ -12,7 +12,7 @@ def rounded(array: mx.array) -> mx.array:
 
 
 def round_checkpoint(folder: Path) -> Path:
-    """Stores a checkpoint's weights in bfloat16, where they are."""
+    """Stores a checkpoint's weights in bfloat16, in place."""
     file = str(folder / "model.safetensors")
     weights = cast("dict[str, mx.array]", mx.load(file))
     mx.save_safetensors(file, {name: array.astype(mx.bfloat16) for name, array in weights.items()}, metadata={"format": "mlx"})

@@ -74,9 +74,9 @@ def rows(tier: str) -> list[Row]:
     return [
         *found,
         Row(f"(b), {other}", torch, bars.decoding[0], "135m-float32", "ratio.transformers_sorted"),
-        Row("(b) so", llama, bars.decoding[1], "135m-float32", "ratio.llama_cpp"),
+        Row("(b), the same weights", llama, bars.decoding[1], "135m-float32", "ratio.llama_cpp"),
         Row(f"(a), {other}", torch, bars.small[0], "5m-float32", "ratio.transformers_sorted"),
-        Row("(a) so", llama, bars.small[1], "5m-float32", "ratio.llama_cpp"),
+        Row("(a), the same weights", llama, bars.small[1], "5m-float32", "ratio.llama_cpp"),
         Row(f"(c), {other}", torch, bars.scoring[0], "score-float32", "ratio.transformers"),
-        Row("(c) so", llama, bars.scoring[1], "score-float32", "ratio.llama_cpp"),
+        Row("(c), the same weights", llama, bars.scoring[1], "score-float32", "ratio.llama_cpp"),
     ]

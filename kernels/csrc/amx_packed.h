@@ -22,7 +22,7 @@ constexpr long PAIR = 2 * TILE;  // numbers of a block's two tiles of a step
 
 // Blocks of a weight [n, depth], each [steps, 2 tiles]. The last one is filled up with zeros.
 struct PackedTiles {
-  // How many float32 numbers its memory could hold.
+  // Its size, in float32 numbers.
   static long size(long n, long depth) { return blocks_of(n) * steps_of(depth) * PAIR / 2; }
 
   // Returns true when bfloat16 holds `count` numbers. False also for an infinity or NaN: its products would not be those of its parts.
@@ -58,50 +58,31 @@ struct PackedTiles {
   }
 };
 
-// What is prefetched while a block is multiplied: `each` cache lines after each of a step's six pairs of products, from `at` on; a step's
-// begin `stride` numbers behind those of the step before.
-struct Prefetches {
-  static constexpr long PLACES = 6, LINE = STEP;  // numbers of a cache line
-
-  const uint16_t* at;
-  long each, stride;
-
-  // `lines` a step, one behind the other.
-  static Prefetches of(const uint16_t* at, long lines) {
-    long each = (lines + PLACES - 1) / PLACES;
-    return {at, each, each * PLACES * LINE};
-  }
-};
-
 // Adds one step of a packed weight's block x [M * 16 rows] to tiles 0 ... 3, in the order of `multiply`.
 template <int M>
 inline __attribute__((always_inline)) void multiply_packed(const uint16_t* w, const uint16_t* x, const uint16_t* y, Prefetches ahead) {
-  // All at once they would hold up the loads of tiles: a core waits for as many lines at a time as memory gives.
-  auto prefetch = [&]() __attribute__((always_inline)) {
-    for (long line = 0; line < ahead.each; line++, ahead.at += Prefetches::LINE) _mm_prefetch(ahead.at, _MM_HINT_T2);
-  };
   tile_load<4>(w);
   tile_load<5>(w + TILE);
-  auto add = [&](int part) __attribute__((always_inline)) {
+  auto add = [&](int part, int place) __attribute__((always_inline)) {
     tile_load<6>(x + part * TILE);
     tile_add<0, 4, 6>();
     tile_add<2, 5, 6>();
-    prefetch();
+    ahead.at_place(place);
     if (M > 1) {
       tile_load<7>(y + part * TILE);
       tile_add<1, 4, 7>();
       tile_add<3, 5, 7>();
     }
-    prefetch();
+    ahead.at_place(place + 1);
   };
-  add(HIGH), add(LOW), add(MIDDLE);
+  add(HIGH, 0), add(LOW, 2), add(MIDDLE, 4);
 }
 
 // `block` of matmul_amx.h for a packed weight.
 template <int M>
 void packed_tiles_block(const uint16_t* w, const uint16_t* x, long ldx, long steps, bool add, float* c, Prefetches ahead) {
   sums_from<M>(add ? c : nullptr);
-  for (long step = 0; step < steps; step++, w += PAIR, x += PARTS * TILE, ahead.at += ahead.stride) multiply_packed<M>(w, x, x + ldx, ahead);
+  for (long step = 0; step < steps; step++, w += PAIR, x += PARTS * TILE, ahead.next_step()) multiply_packed<M>(w, x, x + ldx, ahead);
   sums_to<M>(c);
 }
 

@@ -126,6 +126,27 @@ inline void sums_to(float* c) {
   tile_store<3>(c + 3 * T * T);
 }
 
+// What is prefetched while blocks are multiplied: some cache lines at each of six places of a step, between its products. All at once they
+// would hold up the loads of tiles, as a core asks memory for few lines at a time.
+struct Prefetches {
+  static constexpr long LINE = 64, PLACES = 6;  // bytes of a line
+
+  const char* at;
+  long each, stride;  // lines at a place; bytes from a step's first line to that of the next step
+
+  // At least `lines` a step, one behind the other.
+  static Prefetches of(const void* at, long lines) {
+    long each = (lines + PLACES - 1) / PLACES;
+    return {(const char*)at, each, each * PLACES * LINE};
+  }
+
+  void at_place(long place) const {
+    // T2 measured best: 545 GFLOP/s with weights in memory and 6 steps ahead, 450 to 525 with T1, 386 with T0.
+    for (long line = 0; line < each; line++) _mm_prefetch(at + (place * each + line) * LINE, _MM_HINT_T2);
+  }
+  void next_step() { at += stride; }
+};
+
 // Writes the sums of 32 rows of a weight and 32 of x to the target's rows from `row` and columns from `column` on.
 void give(const float* sums, long row, long rows, long column, long columns, const Target& target) {
   for (long i = 0; i < 2 && i * T < columns; i++)

@@ -51,7 +51,7 @@ struct Gated {
 
   // Computes columns from ... to - 1 of the hidden layer, packed; 16 rows take `ldx` numbers.
   void columns(const uint16_t* x, long rows, long from, long to, uint16_t* packed, long ldx) const {
-    const float *of_gate = packed_gate, *of_up = packed_up;  // up's rows of one packed weight are read where they begin with a block
+    const float *of_gate = packed_gate, *of_up = packed_up;  // of a joined one, up can be read where its rows begin with a block
     if (joined) of_gate = hidden % BLOCK ? nullptr : of_gate, of_up = of_gate ? of_gate + PackedTiles::size(hidden, depth) : nullptr;
     const float *gates = tile_sums(x, rows, {gate, of_gate, depth}, from, to, GATE), *ups = tile_sums(x, rows, {up, of_up, depth}, from, to, UP);
     long blocks = blocks_of(rows);

@@ -52,7 +52,7 @@ void each_gathered(long m, long depth, const RowOf& of, F f) {
 void multiply_gathered(const float* x, long first, long rows, long depth, std::initializer_list<Target> targets, bool few) {
   for (Target target : targets) {
 #if TILES
-    if (tiles_allowed()) target.packed = nullptr;  // beside quantized weights; it is in the order of tiles
+    if (tiles_allowed()) target.packed = nullptr;  // it is in the order of tiles; here another target is quantized
 #endif
     target.c += first * target.ldc;
     if (target.plus) target.plus += first * target.ldc;

@@ -6,6 +6,8 @@
 // numbers and more that errs about half as much as a plain loop in float32, over fewer than 8 up to twice as much, and for long rows more
 // than a sum in lanes.
 //
+// A weight that bfloat16 holds has one part, and three products with x. See amx_packed.h.
+//
 // An infinity cannot be split. Nor can a number of 3.3962e38 or more: its first part rounds to infinity. Such an input gives NaN, and a
 // sum that overflows may give NaN. Parts and sums below 2^-126 count as 0. So a number below 2^-103 keeps fewer bits: 16 at 2^-112, 8 at
 // 2^-120, none below 2^-126.
@@ -73,15 +75,12 @@ inline __attribute__((always_inline)) void multiply(const uint16_t* w, const uin
   left(MIDDLE), add(5);
 }
 
-// Computes sums c [2, 2, 16 of w, 16 of x] of 32 rows of w with M * 16 rows of x over some steps, added to c if `add`. Prefetches `lines`
-// cache lines from `next` on in each step.
+// Computes sums c [2, 2, 16 of w, 16 of x] of 32 rows of w with M * 16 rows of x over some steps, added to c if `add`.
 template <int M>
-void block(const uint16_t* parts, const uint16_t* x, long ldx, long steps, bool add, float* c, const float* next, long lines) {
+void block(const uint16_t* parts, const uint16_t* x, long ldx, long steps, bool add, float* c, Prefetches ahead) {
   sums_from<M>(add ? c : nullptr);
-  for (long step = 0; step < steps; step++, parts += PARTS * 2 * TILE, x += PARTS * TILE) {
-    for (long line = 0; line < lines; line++, next += T) _mm_prefetch(next, _MM_HINT_T1);
-    multiply<M>(parts, x, x + ldx, [](int) {});
-  }
+  for (long step = 0; step < steps; step++, parts += PARTS * 2 * TILE, x += PARTS * TILE, ahead.next_step())
+    multiply<M>(parts, x, x + ldx, [&](int n) __attribute__((always_inline)) { ahead.at_place(n); });
   sums_to<M>(c);
 }
 
@@ -138,8 +137,7 @@ struct Weight {
 // numbers a tile of rows.
 void block_sums(const Rows& of, const uint16_t* x, long ldx, long rows, long first, float* sums) {
   long blocks = blocks_of(rows);
-  const long lines = 2 * STEP / std::max(1l, blocks - 1);  // a step has 64 cache lines: each later block prefetches its share
-  const float* next = of.w + BLOCK * of.ld;
+  Prefetches ahead = Prefetches::of(of.w + BLOCK * of.ld, 2 * STEP / std::max(1l, blocks - 1));  // each later block's share of a step's 64
   for (long b = 0; b < blocks; b++, x += 2 * ldx, sums += SUMS) {
     bool whole = rows - b * BLOCK > T;
     if (b == 0) {
@@ -147,19 +145,19 @@ void block_sums(const Rows& of, const uint16_t* x, long ldx, long rows, long fir
       else first_block<1>(of, x, ldx, first, sums, blocks == 1);
       continue;
     }
-    if (whole) block<2>(of.parts, x, ldx, of.steps, first, sums, next, lines);
-    else block<1>(of.parts, x, ldx, of.steps, first, sums, next, lines);
-    next += of.steps * lines * T;
+    if (whole) block<2>(of.parts, x, ldx, of.steps, first, sums, ahead);
+    else block<1>(of.parts, x, ldx, of.steps, first, sums, ahead);
+    ahead.at += of.steps * ahead.stride;
   }
 }
 
 // The same for a packed weight's block at `w`; the next one's numbers lie at `next`. A weight that is read once, as x has one block, is
 // prefetched a few steps ahead.
 void packed_block_sums(const uint16_t* w, const uint16_t* next, const uint16_t* x, long ldx, long rows, long steps, bool add, float* sums) {
-  constexpr long STEPS_AHEAD = 6, LINES = PAIR / Prefetches::LINE;
+  constexpr long STEPS_AHEAD = 6, BYTES = PAIR * sizeof(uint16_t), LINES = BYTES / Prefetches::LINE;
   long blocks = blocks_of(rows);
-  Prefetches ahead = Prefetches::of(next, (LINES + blocks - 1) / blocks);
-  if (blocks == 1) ahead.at = w + STEPS_AHEAD * PAIR, ahead.stride = PAIR;
+  Prefetches ahead = Prefetches::of(blocks == 1 ? w + STEPS_AHEAD * PAIR : next, (LINES + blocks - 1) / blocks);
+  if (blocks == 1) ahead.stride = BYTES;
   for (long b = 0; b < blocks; b++, x += 2 * ldx, sums += SUMS, ahead.at += steps * ahead.stride) {
     if (rows - b * BLOCK > T) packed_tiles_block<2>(w, x, ldx, steps, add, sums, ahead);
     else packed_tiles_block<1>(w, x, ldx, steps, add, sums, ahead);

@@ -142,7 +142,7 @@ def substitute(network: Any, vocabulary: int, window: int | None, packs: bool = 
     return ()
 
 
-def packing_bytes(network: Any, memory: int, vocabulary: int, fits: Callable[[mx.array], bool] = linear.fits) -> int:
+def packing_bytes(network: Any, memory: int, vocabulary: int, fits: Callable[[mx.array], bool] = linear.can_be_packed) -> int:
     """Returns the bytes of weights that a network's projections and head would hold packed; 0 where that has no use or no room.
 
     memory: the bytes that the model, its caches and its workspace may take. vocabulary: the width of its logits, 0 where it makes none.

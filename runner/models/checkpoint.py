@@ -279,7 +279,7 @@ def _another_use(config: dict[str, Any]) -> str | None:
 
 
 def mostly_bfloat16(folder: Path) -> bool:
-    """Returns True when bfloat16 holds most of the matrices in a model's files: by their type, and of float32 by the first row."""
+    """Returns True when bfloat16 holds most numbers of a model's matrices. One in float32 is judged by its first row."""
     from safetensors import safe_open
 
     held = rest = 0

@@ -142,9 +142,9 @@ def outline(
         network, quantized = _prepared(config, checkpoint, memory, classes)
         features = _features(network, config, checkpoint) if pictures else None
         vocabulary = _vocabulary(network)
+        fit = not native.tiles() or (quantized is None and mostly_bfloat16(checkpoint.folder))
     held = _parameter_bytes(network) + _tower_bytes(features)
     if checkpoint.adapter is None:
-        fit = not native.tiles() or (quantized is None and mostly_bfloat16(checkpoint.folder))
         held += packing_bytes(network, memory - beside, _head_width(vocabulary, classes), lambda _: fit)
     return LanguageModel(network, checkpoint, vocabulary, config.dtype, held, quantized=has_scales(network), features=features)
 

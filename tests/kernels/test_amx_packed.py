@@ -26,12 +26,12 @@ def packing_of(weight: mx.array) -> NDArray[np.float32]:
 @pytest.mark.parametrize("rows", [1, 5, 16, 17, 32, 33, 192, 193, 400])
 @pytest.mark.parametrize("depth", [1, 15, 31, 32, 33, 767, 768, 769, 1601])
 def test_a_packed_weight_gives_the_same_bits(rows: int, depth: int):
-    """Sizes within a tile and a block, and behind what is multiplied at once."""
+    """Sizes within a tile and a block, and more than is multiplied at once."""
     for columns in (16, 32, 48, 272):
         x, weight, bias = normal(rows, depth), rounded(normal(columns, depth, seed=1)), normal(columns)
         packing = packing_of(weight)
         assert mx.array_equal(linear.on_cpu(x, weight, bias, packing), linear.on_cpu(x, weight, bias))
-        packing[:] = 1e30  # who reads it, finds other numbers
+        packing[:] = 1e30  # a product that reads it is wrong
         assert np.abs(np.array(linear.on_cpu(x, weight, bias, packing))).max() > 1e20
 
 

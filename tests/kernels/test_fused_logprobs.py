@@ -68,7 +68,7 @@ def test_a_packed_weight_gives_the_same_bits(rows: int, vocabulary: int):
             assert packing is not None
             packed, once = replace(of, packing=packing), np.ones(rows, np.intp)
             assert_equal(fused_logprobs.on_cpu(packed, once, targets, greedy=True), fused_logprobs.on_cpu(of, once, targets, greedy=True))
-            packing[:] = 1e30  # who reads it, finds no logprob any more
+            packing[:] = 1e30  # a product that reads it is wrong
             reads = native.tiles() or (rows > 4 and vocabulary >= 3 * SPAN)
             spoilt = fused_logprobs.on_cpu(packed, once, targets, greedy=True).logprobs
             assert np.array_equal(spoilt, fused_logprobs.on_cpu(of, once, targets, greedy=True).logprobs) != reads

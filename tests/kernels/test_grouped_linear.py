@@ -59,7 +59,7 @@ def test_packed_weights_give_the_same_bits(rows: int, biased: bool):
     arrays = mx.expand_dims(x, 1), weight, indices, bias
     truth = grouped_linear.on_cpu(*arrays)
     assert np.array_equal(grouped_linear.on_cpu(*arrays, packed), truth)
-    packed[:] = 0  # who reads it, finds other products
+    packed[:] = 0  # a product that reads it is wrong
     assert np.array_equal(grouped_linear.on_cpu(*arrays, packed), truth) == (2 * rows <= 4 and not native.tiles())
 
 
