@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -11,7 +11,7 @@ from mlx.utils import tree_flatten, tree_map
 from mlx_bulk.configs.schema import ModelConfig
 from mlx_bulk.kernels import linear, native
 from mlx_bulk.runner.layers.kernel_injection import SHARE, packing_bytes
-from mlx_bulk.runner.models.checkpoint import Checkpoint, find_checkpoint
+from mlx_bulk.runner.models.checkpoint import Checkpoint, find_checkpoint, mostly_bfloat16
 from mlx_bulk.runner.models.loader import LanguageModel, load_model, outline, size
 from mlx_bulk.runner.patched_layers.call_context import BUILT, context_of
 
@@ -96,6 +96,20 @@ def test_a_loaded_model_counts_them_as_its_plan_does(tmp_path: Path, kind: str):
     with context_of(smaller.network).reading_logits():
         assert np.array_equal(found, smaller.network(tokens))
     assert packed_of(smaller.network) == 0
+
+
+@pytest.mark.skipif(native.library() is None or not native.tiles(), reason="vectors take them all")
+@pytest.mark.parametrize("stored", ["bfloat16", "float32 of such numbers", "float32", "float16"])
+def test_a_plan_knows_by_a_checkpoints_files_which_weights_tiles_take_packed(tmp_path: Path, stored: str):
+    folder = write_checkpoint(tmp_path / "tiny")
+    file, held = str(folder / "model.safetensors"), stored in ("bfloat16", "float32 of such numbers")
+    weights = cast("dict[str, mx.array]", mx.load(file))
+    change = {"float32 of such numbers": rounded, "float32": mx.array}.get(stored, lambda array: array.astype(getattr(mx, stored)))
+    mx.save_safetensors(file, {name: change(array) for name, array in weights.items()}, metadata={"format": "mlx"})
+    model, planned = loaded(folder, PLENTY), outline(*of(folder), PLENTY)
+    assert mostly_bfloat16(folder) == held
+    assert (planned.weight_bytes > held_by(model.network)) == held
+    assert model.weight_bytes == planned.weight_bytes
 
 
 def test_models_that_are_loaded_later_keep_their_room(tmp_path: Path):
