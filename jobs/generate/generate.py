@@ -1,6 +1,7 @@
 """``job: generate``: turns a row into a prompt with sampling parameters and seeds, and a completion into a record."""
 
 import json
+import logging
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from ...runner.engine.setup import Setup
 from ...runner.grammar.spec_values import configured_spec
 from ...runner.images.row_pictures import RowPictures
 from ...runner.pipeline.job import ConfigFiles, Grouping, Parts
-from ...runner.templates.prompt_templates import AnyPrompt, compile_prompt
+from ...runner.templates.prompt_templates import AnyPrompt, compile_prompt, told_of_single_braces
 from ...runner.text.stop_strings import cut_at_stop
 from ..statistics.completion_stats import completion_statistics
 from ..statistics.kv_table import kv_closing
@@ -41,6 +42,8 @@ from .sequence_breakers import SequenceBreakers
 
 if TYPE_CHECKING:
     from ...runner.grammar.grammars import Grammars
+
+log = logging.getLogger("mlx_bulk")
 
 MAY_DIFFER = frozenset(SAMPLING_FIELDS) - {"max_tokens", "stop", "include_stop", "stop_token_ids", "ignore_eos"}
 
@@ -56,6 +59,7 @@ class GenerateJob:
         assert self.rows  # whose columns are checked here, before the model is loaded
         if self.config.prompt.tools is not None:
             require_shown_tools(self.parts.tokenizer)
+        self._warn_of_single_braces()
         self.answers.warn()
         require_top(self.parts)
         if self.config.structured.used:
@@ -76,6 +80,12 @@ class GenerateJob:
                 self._breakers.ids(self.config.sampling.dry_sequence_breakers)
             except RowError as error:
                 raise ConfigError(str(error)) from error
+
+    def _warn_of_single_braces(self) -> None:
+        prompt = self.config.prompt
+        for option, template in (("text", prompt.text), ("user", prompt.user), ("system", prompt.system)):
+            if template is not None and (told := told_of_single_braces(template, self.parts.columns)):
+                log.warning("prompt.%s: %s", option, told)
 
     @staticmethod
     def check(config: GenerateConfig, columns: Collection[str]) -> None:

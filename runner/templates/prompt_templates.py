@@ -84,6 +84,14 @@ def is_constant(template: str) -> bool:
     return "{{" not in template and "{%" not in template
 
 
+def told_of_single_braces(template: str, columns: Collection[str]) -> str:
+    """Tells of a text without Jinja syntax that names a column as Python's ``format`` does, ``{name}``; "" where it names none."""
+    name = next((name for name in columns if f"{{{name}}}" in template), None)
+    if name is None or not is_constant(template):
+        return ""
+    return f"{{{name}}} stays as it is, the same text for each row; the column is written {written_column(name)}"
+
+
 class _Parsed(NamedTuple):
     """A template, whatever the columns. evaluate: None where its costs are not known. names: those that it does not set itself."""
 

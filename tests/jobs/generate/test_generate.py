@@ -230,3 +230,10 @@ def test_a_token_that_the_model_does_not_have_is_quarantined(bench: Bench, model
     assert [(error["row"], error["stage"]) for error in done.errors] == [(0, "tokenize")]
     assert f"{VOCABULARY}, which is not below {VOCABULARY}" in done.errors[0]["message"]
     assert [record["row"] for record in done.records] == [1]
+
+
+@pytest.mark.parametrize(("text", "warns"), [("Solve {q}", True), ("Solve {other}", False), ("{q} {{ q }}", False)])
+def test_a_column_in_single_braces_is_warned_of_once(bench: Bench, text: str, warns: bool):
+    """As Python's ``format`` writes it: each row would get the same text in silence."""
+    told = "prompt.text: {q} stays as it is, the same text for each row; the column is written {{ q }}"
+    assert bench.run(rows=[{"q": "1"}, {"q": "2"}], prompt={"text": text}).stderr.count(told) == warns
