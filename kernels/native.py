@@ -70,7 +70,7 @@ _ENTRIES: dict[str, list[Any]] = {
     "product_sums": [_ARRAY, _ARRAY, _MAYBE, *[_ARRAY] * 6, _FLOAT, _MAYBE],
     "quantized_product_sums": [*[_ARRAY] * 4, _MAYBE, *[_ARRAY] * 6, _FLOAT, _INT],
     "block": [ctypes.c_void_p],
-    "blocks": [ctypes.c_void_p, ctypes.c_int64],
+    "blocks": [ctypes.c_void_p, ctypes.c_int64, _ARRAY, _ARRAY, _MAYBE, _FLOAT, _FLOAT],
     "rows_apart": [ctypes.c_void_p, ctypes.c_int64],
     "encoder_block": [ctypes.c_void_p],
     "pack_weight": [ctypes.c_void_p, _MAYBE, ctypes.c_int64, ctypes.c_int64, _INT, ctypes.c_void_p],

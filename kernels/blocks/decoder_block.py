@@ -1,9 +1,8 @@
 """A decoder block on the CPU in one call: attention over a cache, then a gated feed-forward, with norms before them (Llama, Touvron et al.
 2023), behind them (OLMo 2), or both (Gemma 2).
 
-Part by part, mlx would wake up some ten times per block. In a decode step that takes as long as the arithmetic. All blocks of a step are
-one call too (``Stack``): weights push Python's data out of the processor's cache, and one call for each block then cost 0.1 ms more. Knows
-the arrays of a block and of its cache, not where they come from.
+Part by part, mlx would wake up some ten times per block. In a decode step that takes as long as the arithmetic. Knows the arrays of a block
+and of its cache, not where they come from.
 """
 
 import ctypes
@@ -153,7 +152,7 @@ class Block:
     heads: int
     kv: int
     width: int  # of a head
-    call: "_Call"  # with what all calls of the block share
+    call: "BlockCall"  # with what all calls of the block share
 
     def __init__(self, weights: Weights, constants: Constants, packed: Mapping[str, NDArray[np.float32] | None] | None = None):
         """packed: projections that are held packed too (``linear.packed``, of weight and bias). Raises Traced.
@@ -163,7 +162,7 @@ class Block:
         """
         arrays = {field.name: getattr(weights, field.name) for field in fields(Weights)}
         self._views = {name: native.view(native.dense(array)) for name, array in arrays.items() if isinstance(array, mx.array)}
-        self.call = _Call(**{name: view.ctypes.data for name, view in self._views.items()})
+        self.call = BlockCall(**{name: view.ctypes.data for name, view in self._views.items()})
         quantized = {name: array.dense() for name, array in arrays.items() if isinstance(array, QuantizedWeight)}
         none, count = QuantizedPlace(), len(_PROJECTIONS)
         self._quantized = (
@@ -215,7 +214,7 @@ class Block:
         kind, seen = attention.kind_of(mask)
         x = native.dense(x)
         out = native.empty(x.shape)
-        call, made = _Call.from_buffer_copy(self.call), native.view(out)  # a call's own: threads compute with one block at once
+        call, made = BlockCall.from_buffer_copy(self.call), native.view(out)  # a call's own: threads compute with one block at once
         call.kind, call.mask = kind, None
         if seen is not None:
             native.evaluate_arrays(seen)
@@ -223,7 +222,7 @@ class Block:
             call.mask = over.ctypes.data
             call.ms[:] = [stride // over.itemsize if n > 1 else 0 for stride, n in zip(over.strides, over.shape, strict=True)]
         call.x, call.out, call.starts, call.count = native.view(x).ctypes.data, made.ctypes.data, starts.ctypes.data, len(starts)
-        _place(call, rooms)
+        place_call(call, rooms)
         call.real = None if real is None else real.ctypes.data
         call.cosines, call.sines = (None, None) if angles is None else (each.ctypes.data for each in angles)
         call.b, call.t = x.shape[:2]
@@ -233,43 +232,7 @@ class Block:
         return out
 
 
-class Stack:
-    """Blocks one after the other in one call, each on caches of its own for the rows of one batch. None is a first half alone.
-
-    ``lengths``, one for each block, [B]: positions that each row holds, prefixes included. A call counts what it writes there, and in
-    ``Rooms.used``.
-    """
-
-    def __init__(self, blocks: Sequence[Block], rooms: Sequence[Rooms], lengths: Sequence[NDArray[np.int64]]):
-        if not all(block.call.hidden for block in blocks):
-            raise ValueError("a block without a feed-forward cannot write over its own input")
-        self.rooms = tuple(rooms)
-        self._kept, self._lengths = tuple(blocks), tuple(lengths)
-        self._calls = (_Call * len(blocks))(*(block.call for block in blocks))
-        for call, own, held in zip(self._calls, rooms, lengths, strict=True):
-            _place(call, own)
-            call.starts = call.lengths = held.ctypes.data
-
-    def __call__(self, x: mx.array) -> mx.array | None:
-        """Computes the last block's output [B, T, d] of x, the same shape, causally; all columns are tokens.
-
-        Returns None, with nothing written, where a row has no room for T positions more. Raises Traced before anything is written.
-        """
-        x = native.dense(x)
-        out, lead = native.empty(x.shape), self._calls[0]
-        lead.x, lead.out = native.view(x).ctypes.data, native.view(out).ctypes.data
-        lead.b, lead.t = x.shape[:2]
-        lead.kind, _ = attention.kind_of(None if lead.t == 1 else "causal")
-        lead.count, lead.longest = lead.b, int(self._lengths[0].max()) + lead.t
-        return None if native.library().blocks(self._calls, len(self._calls)) else out
-
-    @property
-    def rows_apart(self) -> bool:
-        """True when each thread takes rows of its own through all blocks, in a call like the last one."""
-        return bool(native.library().rows_apart(self._calls, len(self._calls)))
-
-
-def _place(call: "_Call", rooms: Rooms) -> None:
+def place_call(call: "BlockCall", rooms: Rooms) -> None:
     """Notes where the caches of a call lie."""
     call.keys, call.values = rooms.keys.ctypes.data, rooms.values.ctypes.data
     call.rooms, call.used = rooms.sizes.ctypes.data, rooms.used.ctypes.data
@@ -286,7 +249,9 @@ _FLOATS = (*_EPSILONS, "norm_more", "residual", "scale", "cap", "position_scale"
 _JOINED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 
 
-class _Call(ctypes.Structure):  # decoder_block.h's Block
+class BlockCall(ctypes.Structure):
+    """A call of a block: decoder_block.h's ``Block``."""
+
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", *_WEIGHTS, "starts", "cosines", "sines", "mask", "keys", "values")),
         *((name, ctypes.c_void_p) for name in ("front_keys", "front_values", "quantized", "packed", "out")),

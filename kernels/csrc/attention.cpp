@@ -74,15 +74,17 @@ int block(const Block* block) try {
   return -2;
 }
 
-// Decoder blocks one after the other, see decoder_stack.h. Returns 1, with nothing written, where a cache has no room.
-int blocks(Block* all, int64_t count) try {
-  Free free;
+// Decoder blocks one after the other and the norm behind them, see decoder_stack.h: x [B, T, d] -> out, the same shape; it may be x. Returns
+// 1, with nothing written, where a cache has no room.
+int blocks(Block* all, int64_t count, PyObject* x, PyObject* out, const float* norm, float eps, float more) try {
+  Arrays arrays({x, out});
+  if (!arrays.held) return -1;
   Guard guard(angles_lock);
-  return Stack{all, all + count}.run() ? 0 : 1;
+  return Stack{all, all + count, {norm, eps, more}}.run(arrays.size(0, 0), arrays.size(0, 1), arrays.data(0), arrays.data(1)) ? 0 : 1;
 } catch (...) {
   return -2;
 }
 
 // Returns 1 when each thread takes rows of its own through all blocks, in a call like the last one of `blocks`.
-int rows_apart(Block* all, int64_t count) { return Stack{all, all + count}.serves_rows_apart(); }
+int rows_apart(Block* all, int64_t count) { return Stack{all, all + count, {}}.serves_rows_apart(); }
 }

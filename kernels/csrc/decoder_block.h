@@ -16,7 +16,7 @@
 
 namespace {
 
-// The struct's layout is that of `_Call` in kernels/blocks/decoder_block.py.
+// The struct's layout is that of `BlockCall` in kernels/blocks/decoder_block.py.
 struct Block {
   const float *x, *q, *k, *v, *o, *gate, *up, *down;  // x [B, T, d], dense
   const float *q_bias, *k_bias, *v_bias, *o_bias, *gate_bias, *up_bias, *down_bias;  // null where there is none, as are norms

@@ -1,4 +1,4 @@
-// Decoder blocks one after the other on a batch without pads, each with caches of its own. Knows nothing of models.
+// Decoder blocks one after the other on a batch without pads, each with caches of its own, and the norm behind them. Knows nothing of models.
 
 #pragma once
 
@@ -8,6 +8,7 @@
 
 #include "decoder_block.h"
 #include "rope_angles.h"
+#include "row_ops.h"
 #include "thread_pool.h"
 
 namespace {
@@ -20,17 +21,29 @@ const Angles& angles_of(const Block& block) {
 // The caller holds the angles' lock.
 void run_turned(const Block& block) { block.run(block.cosines ? nullptr : &angles_of(block)); }
 
-// The first block names the batch for all. What a block makes is written over what the one before it made, and counted.
+// A norm's weights [d], null where there is none; `more` is added to them.
+struct Norm {
+  const float* weight;
+  float eps, more;
+
+  void run(float* rows, long count, long d) const {
+    for (long row = 0; weight && row < count; row++) norm_row(rows + row * d, weight, d, eps, rows + row * d, more);
+  }
+};
+
+// What a block makes is written over what the one before it made, and counted.
 struct Stack {
   Block* first;
   Block* end;
+  Norm norm;  // behind the last block
 
-  // Returns false, with nothing written, where a cache has no room.
-  bool run() const {
-    const Block lead = *first;
+  // x [b, t, d] -> out, the same shape; it may be x. Each token sees the row's tokens before it. Returns false, with nothing written, where a
+  // cache has no room.
+  bool run(long b, long t, const float* x, float* out) const {
+    int64_t longest = *std::max_element(first->lengths, first->lengths + b) + t;
     for (Block* each = first; each < end; each++) {
-      each->b = lead.b, each->t = lead.t, each->count = lead.count, each->longest = lead.longest, each->kind = lead.kind;
-      each->x = each == first ? lead.x : lead.out, each->out = lead.out;
+      each->b = each->count = b, each->t = t, each->longest = longest, each->kind = t == 1 ? NONE : CAUSAL;
+      each->x = each == first ? x : out, each->out = out;
       if (!each->has_room()) return false;
     }
     if (serves_rows_apart()) {
@@ -38,6 +51,7 @@ struct Stack {
       for (const Block* each = first; each < end; each++) each->count_written();
     } else {
       for (const Block* each = first; each < end; each++) run_turned(*each), each->count_written();
+      pool::run(norm.weight ? b * t : 0, [&](long row) { norm.run(out + row * first->d, 1, first->d); });
     }
     return true;
   }
@@ -77,6 +91,7 @@ struct Stack {
     pool::run(threads, [&](long part) {
       long row = begin(part), end_row = part + 1 < threads ? begin(part + 1) : rows;
       for (const Block* each = first; each < end; each++) each->run_alone(row, end_row, queries, attended, from, &angles);
+      norm.run(first->out + row * first->d, end_row - row, first->d);
     });
   }
 };

@@ -16,7 +16,7 @@ namespace {
 
 constexpr long DEPTH = Packed::DEPTH;
 
-// The struct's layout is that of `_Call` in kernels/encoder_block.py.
+// The struct's layout is that of `_Call` in kernels/blocks/encoder_block.py.
 struct EncoderBlock {
   const float* x;          // [B, T, d], dense
   float* out;              // [B, T, d]; pads get zeros

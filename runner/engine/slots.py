@@ -79,7 +79,7 @@ class Slots:
         self._top_k = np.zeros(rows, np.int32)
         self._uniforms, self._xtc_uniforms = (np.zeros((rows, DRAWS), np.float32) for _ in range(2))
         self._tokens: dict[str, NDArray[np.generic]] = {}
-        self._constant: tuple[Index, Parameters] | None = None  # of the order that was asked for last: what no step changes
+        self._constant: tuple[Index, Parameters, bool] | None = None  # of the order that was asked for last: see ``parameters``
         self._widen(64)
 
     @property
@@ -136,8 +136,11 @@ class Slots:
     def parameters(self, order: Index, eos: NDArray[np.int32], allowed: Allowed | None = None) -> Parameters:
         """Returns the next step's parameters of the rows in ``order`` [B]. ``allowed``: the masks of those under a grammar."""
         if self._constant is None or self._constant[0] is not order:
-            self._constant = order, self._constant_parameters(order)
-        constant = self._constant[1]
+            constant = self._constant_parameters(order)
+            self._constant = order, constant, bool(constant.greedy.all()) and not self._edited[order].any()
+        _, constant, same = self._constant  # same: no step changes anything, but for a grammar
+        if same and allowed is None:
+            return constant
         if constant.greedy.all():
             return replace(constant, edits=self._edits(order, eos, allowed), allowed=allowed)
         column = self.sent[order] % DRAWS

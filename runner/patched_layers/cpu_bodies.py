@@ -1,8 +1,8 @@
-"""All decoder blocks of a network as one CPU kernel call, for steps of a batch whose caches have memory of their own.
+"""All decoder blocks of a network, and its final norm, as one CPU kernel call, for steps of a batch whose caches have memory of their own.
 
 mlx-lm's body calls one block after the other. Each call finds little of Python's data in the processor's cache, as the weights of the block
 before have passed through it. Calls that the kernel cannot serve go to mlx-lm's body, whose blocks are kernel calls of their own
-(``cpu_blocks``). Between calls layers, their parts, classes and weights may change, as for ``cpu_blocks``.
+(``cpu_blocks``). Between calls layers, their parts, classes and weights may change, as for ``cpu_blocks``. A norm's epsilon is read once.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,12 +29,13 @@ from mlx_lm.models import (
 )
 
 from ...kernels import native
-from ...kernels.blocks.decoder_block import Block, Stack
+from ...kernels.blocks.decoder_block import Block
+from ...kernels.blocks.decoder_stack import FinalNorm, Stack
 from ..caches.ragged_kv_cache import RaggedKVCache
 from .block_layouts import HEAD_NORMS, layout_of
 from .call_context import BUILT, CallContext
 from .cpu_blocks import BLOCKS, block_of
-from .cpu_layers import run_kernel
+from .cpu_layers import NORM_CLASSES, run_kernel
 from .deepstack import FAST_STACKED
 
 Factor = Callable[[Any], float]  # of a body: by what it multiplies embeddings
@@ -55,27 +56,28 @@ DECODER_BODIES: dict[type, Factor | None] = {
     gemma2.GemmaModel: lambda body: body.args.hidden_size**0.5,
 }
 ARRAYS = ("weight", "bias", "scales", "biases")
+NORM = "norm"  # where a body keeps the norm behind its blocks
 _FAST_BLOCKS = {*BLOCKS.values(), *FAST_STACKED.values()}  # a class made of one of them may do more in its call
 
 
 class _Watched:
-    """What the blocks of some layers were built of: modules, their classes, and arrays, each with its place in the module above it."""
+    """What a body's blocks and its norm were built of: modules, their classes, and arrays, each with its place in the module above it."""
 
-    def __init__(self, layers: Sequence[Any]):
+    def __init__(self, body: Any):
         """Raises Traced."""
-        self._layers = list(layers)
+        layers = self._layers = list(body.layers)
         self._holders, self._names = list[Any](), list[str]()
-        modules, arrays = list[Any](), list[mx.array]()
+        parts, modules = [self._note(body, NORM)], list[Any]()
         for layer in layers:
             layout = layout_of(layer)
             places = [*layout.projections.values(), *HEAD_NORMS.values()]
             above = {parent: self._note(layer, parent) for parent in dict.fromkeys(parent for parent, _ in places)}
-            parts = [self._note(layer, name) for name in layout.norms.values()] + [
-                self._note(above[parent], name) for parent, name in places
-            ]
-            modules += [each for each in (*above.values(), *parts) if each is not None]
-            arrays += [found for part in parts if part is not None for name in ARRAYS if (found := self._note(part, name)) is not None]
-        self._entries = native.Entries(self._holders, self._names, [*layers, *modules])
+            parts += [self._note(layer, name) for name in layout.norms.values()]
+            parts += [self._note(above[parent], name) for parent, name in places]
+            modules += [each for each in above.values() if each is not None]
+        found = [part for part in parts if part is not None]
+        arrays = [array for part in found for name in ARRAYS if (array := self._note(part, name)) is not None]
+        self._entries = native.Entries(self._holders, self._names, [*layers, *modules, *found])
         self._places = native.Places(arrays)
 
     def _note(self, module: Any, name: str) -> Any:
@@ -91,26 +93,27 @@ class _Watched:
 
 @dataclass(slots=True)
 class BuiltBody:
-    """A body's blocks, and the stack of the batch that was called last."""
+    """A body's blocks, its norm if the kernel can serve it, and the stack of the batch that was called last."""
 
     of: _Watched
     blocks: list[Block]
+    norm: FinalNorm | None
     stack: Stack | None = None
 
     def __deepcopy__(self, memo: Any) -> None:
         """Returns None: a copied body builds its own."""
 
-    def __call__(self, x: mx.array, caches: list[RaggedKVCache]) -> mx.array:
-        """Returns the last block's output [B, T, d] of x. Raises Traced before anything is written."""
+    def __call__(self, x: mx.array, caches: list[RaggedKVCache], over: bool) -> mx.array:
+        """Returns the last block's output [B, T, d] of x, after ``norm``. ``over``: see ``Stack``. Raises Traced before anything is written."""
         rooms, stack = [cache.placed for cache in caches], self.stack  # another thread may keep its own there at any time
         if stack is not None and len(rooms) == len(stack.rooms) and all(map(is_, rooms, stack.rooms)):
-            out = stack(x)
+            out = stack(x, over)
             if out is not None:
                 return out
         t = x.shape[1]
         placed = [cache.rooms(t, block.kv, block.width) for cache, block in zip(caches, self.blocks, strict=True)]
-        self.stack = stack = Stack(self.blocks, placed, [cache.lengths for cache in caches])
-        out = stack(x)
+        self.stack = stack = Stack(self.blocks, placed, [cache.lengths for cache in caches], self.norm)
+        out = stack(x, over)
         assert out is not None, "a row without room"
         return out
 
@@ -126,11 +129,18 @@ def _built(body: Any, x: mx.array) -> BuiltBody | None:
             found = [block for block in blocks if block is not None]
             if len(found) < len(blocks):
                 return None
-            built = BuiltBody(_Watched(body.layers), found)
+            built = BuiltBody(_Watched(body), found, _norm(body, x.shape[2]))
         except native.Traced:
             return None
         object.__setattr__(body, BUILT, built)  # not among the body's parameters
     return built if x.shape[2] == built.blocks[0].d else None
+
+
+def _norm(body: Any, width: int) -> FinalNorm | None:
+    """Returns a body's norm of ``width`` numbers; None where the kernel can't serve it."""
+    norm = body[NORM]
+    weight, more = norm.get("weight"), NORM_CLASSES.get(type(norm))
+    return None if more is None or not native.suits(weight) or weight.shape != (width,) else FinalNorm(weight, norm.eps, more)
 
 
 def _drop_old(body: Any) -> None:
@@ -170,8 +180,14 @@ def _fast(original: Any, factor: Factor | None) -> Any:
             if x is None:
                 x = self.embed_tokens(inputs) if factor is None else self.embed_tokens(inputs) * factor(self)
             built = _built(self, x)
-            made = None if built is None else run_kernel(self._context.used, "block", lambda: built(x, cache), lambda: None)
-            return super().__call__(inputs, cache, *given) if made is None else self.norm(made)
+            over = input_embeddings is None  # nobody else holds what was looked up
+            made = None if built is None else run_kernel(self._context.used, "block", lambda: built(x, cache, over), lambda: None)
+            if built is None or made is None:
+                return super().__call__(inputs, cache, *given)
+            if built.norm is None:
+                return self.norm(made)
+            self._context.used.add("norm")
+            return made
 
     return FastBody
 

@@ -10,7 +10,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_bulk.kernels import backend, native
-from mlx_bulk.kernels.blocks.decoder_block import Block, Fronts, Rooms, Stack
+from mlx_bulk.kernels.blocks.decoder_block import Block, Fronts, Rooms
+from mlx_bulk.kernels.blocks.decoder_stack import Stack
 from numpy.typing import NDArray
 
 from .decoder_blocks import AROUND, HELD, Shape, packed_apart, rooms_of, rounded_case

@@ -1,9 +1,11 @@
 """Tests blocks in one call: the bits of one call a block, what is counted, and caches that are full."""
 
+import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_bulk.kernels import native
-from mlx_bulk.kernels.blocks.decoder_block import Block, Rooms, Stack
+from mlx_bulk.kernels import elementwise, native
+from mlx_bulk.kernels.blocks.decoder_block import Block, Rooms
+from mlx_bulk.kernels.blocks.decoder_stack import FinalNorm, Stack
 from numpy.typing import NDArray
 
 from .decoder_blocks import HELD, Shape, case, rooms_of
@@ -61,3 +63,23 @@ def test_first_halves_are_refused():
     c = case(Shape(hidden=0))
     with pytest.raises(ValueError, match="without a feed-forward"):
         Stack([Block(c.weights, c.constants)], [], [])
+
+
+@pytest.mark.parametrize("more", [0.0, 1.0])
+@pytest.mark.parametrize("over", [False, True], ids=["apart", "over"])
+@pytest.mark.parametrize("t", [1, 5])
+def test_the_norm_behind_the_blocks_equals_the_kernel_of_its_own(t: int, over: bool, more: float):
+    cases = [case(shape) for shape in SHAPES]
+    blocks = [Block(each.weights, each.constants) for each in cases]
+    x = mx.array(np.array(cases[0].x[:, :t]))
+    weight = mx.array(np.random.default_rng(7).uniform(0.5, 2, x.shape[-1]).astype(np.float32))
+
+    def stack(norm: FinalNorm | None) -> Stack:
+        own = [rooms(seed, block.kv, 4, 12)[1] for seed, block in enumerate(blocks)]
+        return Stack(blocks, own, [np.full(3, 4, np.int64) for _ in blocks], norm)
+
+    plain = stack(None)(x)
+    assert plain is not None
+    found = stack(FinalNorm(weight, 1e-5, more))(x, over)
+    np.testing.assert_array_equal(found, elementwise.rms_norm_on_cpu(plain, weight, 1e-5, more))
+    assert (found is x) == over

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from mlx import nn
 from mlx.utils import tree_map
-from mlx_bulk.kernels.blocks.decoder_block import Block, Stack
+from mlx_bulk.kernels.blocks.decoder_block import Block
+from mlx_bulk.kernels.blocks.decoder_stack import Stack
 from mlx_bulk.runner.caches.ragged_kv_cache import STEP
 from mlx_bulk.runner.patched_layers import cpu_bodies
 from mlx_bulk.runner.patched_layers.call_context import BUILT, context_of
@@ -26,9 +27,9 @@ def stacked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     calls: list[int] = []
     run = Stack.__call__
 
-    def noted(self: Stack, x: mx.array) -> mx.array | None:
+    def noted(self: Stack, x: mx.array, over: bool) -> mx.array | None:
         calls.append(x.shape[1])
-        return run(self, x)
+        return run(self, x, over)
 
     monkeypatch.setattr(Stack, "__call__", noted)
     return calls
@@ -74,7 +75,7 @@ def test_the_kernel_is_noted(stacked: list[int]):
     both = Both()
     both.call(ids(2, 3), both.caches(2, padded=True))
     assert stacked == [3]
-    assert "block" in both.used
+    assert {"block", "norm"} <= both.used
 
 
 def test_a_body_without_its_blocks_in_one_call_calls_each(stacked: list[int], single: list[int]):
@@ -141,12 +142,33 @@ def test_batches_that_take_turns_are_kept_apart():
 def test_embeddings_in_place_of_ids(stacked: list[int]):
     both = Both()
     given = mx.array(np.random.default_rng(0).normal(0, 1, (2, 3, 64)).astype(np.float32))
+    before = np.array(given)
     results = [
         each(ids(2, 3), cache=caches, input_embeddings=given)
         for each, caches in zip(both.networks, both.caches(2, padded=True), strict=True)
     ]
     np.testing.assert_allclose(results[1], results[0], rtol=0, atol=1e-4 * float(np.array(results[0]).std()))
+    np.testing.assert_array_equal(given, before)
     assert stacked == [3]
+
+
+def test_the_norm_behind_the_blocks_is_watched(stacked: list[int]):
+    """Its weight, and its class: a norm of a class that the kernel does not know is called."""
+
+    class Doubled(nn.RMSNorm):
+        def __call__(self, x: mx.array) -> mx.array:
+            return 2 * super().__call__(x)
+
+    both = Both()
+    caches = both.caches(2, padded=True)
+    both.steps(2, 2, caches)
+    both.each(lambda network: network.model.norm.update({"weight": mx.arange(64) / 32}))
+    both.steps(2, 1, caches)
+    weight = mx.arange(64) / 16
+    both.each(lambda network: setattr(network.model, "norm", Doubled(64, network.model.norm.eps)))
+    both.each(lambda network: network.model.norm.update({"weight": weight}))
+    both.steps(2, 1, caches)
+    assert stacked == [1] * 4
 
 
 def test_a_norm_whose_weight_is_replaced_is_noticed(stacked: list[int]):
