@@ -180,7 +180,7 @@ def on_cpu(given: Floats, p: Parameters, tempered: bool = False, kept: bool = Fa
     ``sums``: the sums of the logits and these masks, if the caller has them.
     """
     x = given if p.edits is None else edits.on_cpu(given.copy(), p.edits, p.repetition, p.presence, p.frequency)
-    known = None if sums is None or p.edits is not None else sums.best.copy()  # each row's best id
+    known = None if p.edits is not None else sums
     left = np.zeros(x.shape, np.bool_) if kept else None
     ids, under = (_by_numpy if native.library() is None else _by_library)(x, p, known, left)
     if left is not None:
@@ -195,19 +195,31 @@ def on_cpu(given: Floats, p: Parameters, tempered: bool = False, kept: bool = Fa
     return Drawn(ids, under, found, None if left is None else _ids_of(left, p))
 
 
-def _possible(x: Floats, ids: Ints) -> Floats:
-    """Returns greedy rows' logprobs [B]: 0, or NaN where the best logit is not finite."""
-    return np.where(np.isfinite(x[np.arange(len(x)), ids]), np.float32(0), np.float32(np.nan))
+def _possible(peaks: Floats) -> Floats:
+    """Returns greedy rows' logprobs [B] of their best logits: 0, or NaN where that is not finite."""
+    return np.where(np.isfinite(peaks), np.float32(0), np.float32(np.nan))
 
 
-def _by_library(x: Floats, p: Parameters, known: Ints | None, left: NDArray[np.bool_] | None) -> tuple[Ints, Floats]:
-    """Returns ids [B] and their logprobs. Marks in ``left`` what the rows that are not greedy could draw."""
+def _best(x: Floats, known: logprobs.SoftmaxSums | None) -> tuple[Ints, Floats]:
+    """Returns each row's best id, and its logit."""
+    if known is not None:
+        return known.best.copy(), known.peak
+    ids = np.argmax(x, axis=-1).astype(np.int32)
+    return ids, x[np.arange(len(x)), ids]
+
+
+def _by_library(x: Floats, p: Parameters, known: logprobs.SoftmaxSums | None, left: NDArray[np.bool_] | None) -> tuple[Ints, Floats]:
+    """Returns ids [B] and their logprobs. Marks in ``left`` what the rows that are not greedy could draw.
+
+    known: the sums of ``x`` and the masks. The library finds the best of rows with a mask, and their logprobs.
+    """
     masked = p.masked
-    if known is not None or not masked.any():
-        ids = np.argmax(x, axis=-1).astype(np.int32) if known is None else known
-    else:  # the library finds the best of rows with a mask
+    if known is None and masked.any():
         ids = np.array([-1 if own else row.argmax() for row, own in zip(x, masked, strict=True)], np.int32)
-    under = _possible(x, ids)
+        peaks = x[np.arange(len(x)), ids]
+    else:
+        ids, peaks = _best(x, known)
+    under = _possible(peaks)
     if p.greedy.all() and p.allowed is None:
         return ids, under
     with np.errstate(divide="ignore"):
@@ -220,12 +232,12 @@ def _by_library(x: Floats, p: Parameters, known: Ints | None, left: NDArray[np.b
     return ids, under
 
 
-def _by_numpy(x: Floats, p: Parameters, known: Ints | None, left: NDArray[np.bool_] | None) -> tuple[Ints, Floats]:
+def _by_numpy(x: Floats, p: Parameters, known: logprobs.SoftmaxSums | None, left: NDArray[np.bool_] | None) -> tuple[Ints, Floats]:
     """Does the same in NumPy."""
     if p.allowed is not None:
         x, known = grammar_mask.on_cpu(x.copy(), p.allowed), None
-    ids = np.argmax(x, axis=-1).astype(np.int32) if known is None else known
-    under = _possible(x, ids)
+    ids, peaks = _best(x, known)
+    under = _possible(peaks)
     rows = np.flatnonzero(~p.greedy)
     if not len(rows):
         return ids, under
