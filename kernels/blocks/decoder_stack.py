@@ -34,26 +34,28 @@ class Stack:
     def __init__(
         self, blocks: Sequence[Block], rooms: Sequence[Rooms], lengths: Sequence[NDArray[np.int64]], norm: FinalNorm | None = None
     ):
-        """Raises Traced."""
+        """Raises ValueError for a first half, and Traced."""
         if not all(block.call.hidden for block in blocks):
             raise ValueError("a block without a feed-forward cannot write over its own input")
         self.rooms = tuple(rooms)
-        weight = None if norm is None else native.view(native.dense(norm.weight))
-        self._kept, self._lengths, self._norm_weight = tuple(blocks), tuple(lengths), weight
+        self._kept, self._lengths = tuple(blocks), tuple(lengths)
         self._calls = (BlockCall * len(blocks))(*(block.call for block in blocks))
         for call, own, held in zip(self._calls, rooms, lengths, strict=True):
             place_call(call, own)
             call.starts = call.lengths = held.ctypes.data
-        self._norm = (None, 0.0, 0.0) if norm is None or weight is None else (weight.ctypes.data, norm.eps, norm.more)
+        self._norm: tuple[int | None, float, float] = None, 0.0, 0.0
+        if norm is not None:
+            self._norm_weight = native.view(native.dense(norm.weight))
+            self._norm = self._norm_weight.ctypes.data, norm.eps, norm.more
 
-    def __call__(self, x: mx.array, over: bool = False) -> mx.array | None:
-        """Computes the norm of the last block's output [B, T, d] of x, the same shape, causally; all columns are tokens.
+    def __call__(self, x: mx.array) -> mx.array | None:
+        """Computes the last block's output [B, T, d] of x, the same shape, and its norm where there is one. All columns are tokens.
 
-        over: writes the output over x, which nobody else may hold then. Returns None, with nothing written, where a row has no room for T
-        positions more. Raises Traced before anything is written.
+        Each token sees its row up to itself. Returns None, with nothing written, where a row has no room for T positions more. Raises Traced
+        before anything is written.
         """
         x = native.dense(x)
-        out = x if over else native.empty(x.shape)
+        out = native.empty(x.shape)
         return None if native.library().blocks(self._calls, len(self._calls), x, out, *self._norm) else out
 
     @property

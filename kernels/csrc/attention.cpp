@@ -74,8 +74,8 @@ int block(const Block* block) try {
   return -2;
 }
 
-// Decoder blocks one after the other and the norm behind them, see decoder_stack.h: x [B, T, d] -> out, the same shape; it may be x. Returns
-// 1, with nothing written, where a cache has no room.
+// Decoder blocks one after the other and the norm behind them, see decoder_stack.h: x [B, T, d] -> out, the same shape. Returns 1, with
+// nothing written, where a cache has no room.
 int blocks(Block* all, int64_t count, PyObject* x, PyObject* out, const float* norm, float eps, float more) try {
   Arrays arrays({x, out});
   if (!arrays.held) return -1;

@@ -37,8 +37,7 @@ struct Stack {
   Block* end;
   Norm norm;  // behind the last block
 
-  // x [b, t, d] -> out, the same shape; it may be x. Each token sees the row's tokens before it. Returns false, with nothing written, where a
-  // cache has no room.
+  // x [b, t, d] -> out, the same shape. Each token sees its row up to itself. Returns false, with nothing written, where a cache has no room.
   bool run(long b, long t, const float* x, float* out) const {
     int64_t longest = *std::max_element(first->lengths, first->lengths + b) + t;
     for (Block* each = first; each < end; each++) {

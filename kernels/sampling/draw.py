@@ -201,7 +201,7 @@ def _possible(peaks: Floats) -> Floats:
 
 
 def _best(x: Floats, known: logprobs.SoftmaxSums | None) -> tuple[Ints, Floats]:
-    """Returns each row's best id, and its logit."""
+    """Returns each row's best id, and its largest logit. Of ``known`` masks a best id heeds them, and the logit does not."""
     if known is not None:
         return known.best.copy(), known.peak
     ids = np.argmax(x, axis=-1).astype(np.int32)

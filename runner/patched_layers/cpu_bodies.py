@@ -63,11 +63,11 @@ _FAST_BLOCKS = {*BLOCKS.values(), *FAST_STACKED.values()}  # a class made of one
 class _Watched:
     """What a body's blocks and its norm were built of: modules, their classes, and arrays, each with its place in the module above it."""
 
-    def __init__(self, body: Any):
-        """Raises Traced."""
-        layers = self._layers = list(body.layers)
+    def __init__(self, layers: Sequence[Any], norm: Any):
+        """norm: None where it is not served. Raises Traced."""
+        self._layers, self._norm = list(layers), norm  # not the body: it holds what was built of it, and would never be freed
         self._holders, self._names = list[Any](), list[str]()
-        parts, modules = [self._note(body, NORM)], list[Any]()
+        parts, modules = [norm], list[Any]()
         for layer in layers:
             layout = layout_of(layer)
             places = [*layout.projections.values(), *HEAD_NORMS.values()]
@@ -85,9 +85,10 @@ class _Watched:
         self._names.append(name)
         return dict.get(module, name)
 
-    def stand(self, layers: Sequence[Any]) -> bool:
-        """Returns True when these are the layers, and all in them is as it was. Modules are dicts."""
-        same = len(layers) == len(self._layers) and all(map(is_, layers, self._layers))
+    def stand(self, body: Any) -> bool:
+        """Returns True when a body's layers and norm are these, and all in them is as it was. Modules are dicts."""
+        layers = body.layers
+        same = len(layers) == len(self._layers) and all(map(is_, layers, self._layers)) and (self._norm is None or self._norm is body[NORM])
         return same and self._entries.stand() and self._places.stand()
 
 
@@ -103,17 +104,17 @@ class BuiltBody:
     def __deepcopy__(self, memo: Any) -> None:
         """Returns None: a copied body builds its own."""
 
-    def __call__(self, x: mx.array, caches: list[RaggedKVCache], over: bool) -> mx.array:
-        """Returns the last block's output [B, T, d] of x, after ``norm``. ``over``: see ``Stack``. Raises Traced before anything is written."""
+    def __call__(self, x: mx.array, caches: list[RaggedKVCache]) -> mx.array:
+        """Returns the last block's output [B, T, d] of x, after ``norm``. Raises Traced before anything is written."""
         rooms, stack = [cache.placed for cache in caches], self.stack  # another thread may keep its own there at any time
         if stack is not None and len(rooms) == len(stack.rooms) and all(map(is_, rooms, stack.rooms)):
-            out = stack(x, over)
+            out = stack(x)
             if out is not None:
                 return out
         t = x.shape[1]
         placed = [cache.rooms(t, block.kv, block.width) for cache, block in zip(caches, self.blocks, strict=True)]
         self.stack = stack = Stack(self.blocks, placed, [cache.lengths for cache in caches], self.norm)
-        out = stack(x, over)
+        out = stack(x)
         assert out is not None, "a row without room"
         return out
 
@@ -129,16 +130,16 @@ def _built(body: Any, x: mx.array) -> BuiltBody | None:
             found = [block for block in blocks if block is not None]
             if len(found) < len(blocks):
                 return None
-            built = BuiltBody(_Watched(body), found, _norm(body, x.shape[2]))
+            norm = _served_norm(body[NORM], x.shape[2])
+            built = BuiltBody(_Watched(body.layers, None if norm is None else body[NORM]), found, norm)
         except native.Traced:
             return None
         object.__setattr__(body, BUILT, built)  # not among the body's parameters
     return built if x.shape[2] == built.blocks[0].d else None
 
 
-def _norm(body: Any, width: int) -> FinalNorm | None:
-    """Returns a body's norm of ``width`` numbers; None where the kernel can't serve it."""
-    norm = body[NORM]
+def _served_norm(norm: Any, width: int) -> FinalNorm | None:
+    """Returns a norm of ``width`` numbers for the kernel; None where it can't serve it."""
     weight, more = norm.get("weight"), NORM_CLASSES.get(type(norm))
     return None if more is None or not native.suits(weight) or weight.shape != (width,) else FinalNorm(weight, norm.eps, more)
 
@@ -146,7 +147,7 @@ def _norm(body: Any, width: int) -> FinalNorm | None:
 def _drop_old(body: Any) -> None:
     """Lets go of what was built of weights that the body has no more: nothing else would, where its next caches are mlx-lm's."""
     built: BuiltBody | None = body.__dict__.get(BUILT)
-    if built is not None and not built.of.stand(body.layers):
+    if built is not None and not built.of.stand(body):
         body.__dict__.pop(BUILT, None)
 
 
@@ -180,8 +181,7 @@ def _fast(original: Any, factor: Factor | None) -> Any:
             if x is None:
                 x = self.embed_tokens(inputs) if factor is None else self.embed_tokens(inputs) * factor(self)
             built = _built(self, x)
-            over = input_embeddings is None  # nobody else holds what was looked up
-            made = None if built is None else run_kernel(self._context.used, "block", lambda: built(x, cache, over), lambda: None)
+            made = None if built is None else run_kernel(self._context.used, "block", lambda: built(x, cache), lambda: None)
             if built is None or made is None:
                 return super().__call__(inputs, cache, *given)
             if built.norm is None:

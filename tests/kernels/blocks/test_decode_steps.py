@@ -9,9 +9,9 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_bulk.kernels import backend, native
+from mlx_bulk.kernels import backend, elementwise, native
 from mlx_bulk.kernels.blocks.decoder_block import Block, Fronts, Rooms
-from mlx_bulk.kernels.blocks.decoder_stack import Stack
+from mlx_bulk.kernels.blocks.decoder_stack import FinalNorm, Stack
 from numpy.typing import NDArray
 
 from .decoder_blocks import AROUND, HELD, Shape, packed_apart, rooms_of, rounded_case
@@ -66,8 +66,9 @@ def test_it_equals_a_call_of_each_block(name: str, front: str):
         one_by_one += arrays
     arrays, rooms = zip(*(caches(seed, used) for seed in range(2)), strict=True)
     counted = [lengths.copy() for _ in blocks]
-    stack = Stack(blocks, [replace(each, fronts=at) for each in rooms], counted)
-    found = stack(c.x)
+    norm = FinalNorm(mx.array(rng.uniform(0.5, 2, c.x.shape[-1]).astype(np.float32)), 1e-5)
+    stack = Stack(blocks, [replace(each, fronts=at) for each in rooms], counted, norm)
+    found, truth = stack(c.x), elementwise.rms_norm_on_cpu(truth, norm.weight, norm.eps)
     assert stack.rows_apart == (not native.tiles() and name != WIDE and (name != MANY_QUERIES or front == "none"))
     np.testing.assert_array_equal(found, truth)
     for mine, theirs in zip([array for pair in arrays for array in pair], one_by_one, strict=True):

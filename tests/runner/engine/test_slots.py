@@ -3,6 +3,7 @@
 import numpy as np
 from mlx_bulk.kernels.logprobs import Scores
 from mlx_bulk.kernels.sampling.draw import Drawn
+from mlx_bulk.kernels.sampling.grammar_mask import Allowed
 from mlx_bulk.runner.core.requests import Sampling
 from mlx_bulk.runner.engine.slots import DRAWS, Active, Slots
 
@@ -88,6 +89,28 @@ def test_plain_rows_need_no_edits():
     slots = Slots(2, 0, True)
     slots.enter(0, active(Sampling(temperature=0.5, top_p=0.9)))
     assert slots.parameters(np.array([0]), np.array([5], np.int32)).edits is None
+
+
+def test_greedy_rows_without_edits_are_told_once_a_batch():
+    """Until a slot gets another row, or a grammar masks one."""
+    slots, order, eos = Slots(2, 0, True), np.array([0, 1]), np.array([5], np.int32)
+    for slot in (0, 1):
+        slots.enter(slot, active(Sampling(temperature=0)))
+    first = slots.parameters(order, eos)
+    assert slots.parameters(order, eos) is first
+    masked = slots.parameters(order, eos, Allowed(np.array([0], np.int32), np.zeros((1, 1), np.int32)))
+    assert masked.allowed is not None
+    assert slots.parameters(order, eos).allowed is None
+    slots.leave(1)
+    slots.enter(1, active(Sampling(temperature=0, min_tokens=1)))
+    edits = slots.parameters(order, eos).edits
+    assert edits is not None
+    assert edits.rows.tolist() == [1]
+    slots.sent[order] += 1
+    assert slots.parameters(order, eos).edits is None
+    slots.leave(1)
+    slots.enter(1, active(Sampling(temperature=0.5)))
+    assert slots.parameters(order, eos).temperature.tolist() == [0, 0.5]
 
 
 def test_edits_name_the_batchs_rows_not_the_slots():

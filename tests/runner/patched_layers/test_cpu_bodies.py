@@ -1,6 +1,8 @@
 """Tests that all blocks of a step are one call, with the bits of a call a block, and that what changes in between is noticed."""
 
 import copy
+import gc
+import weakref
 from typing import Any
 
 import mlx.core as mx
@@ -27,9 +29,9 @@ def stacked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     calls: list[int] = []
     run = Stack.__call__
 
-    def noted(self: Stack, x: mx.array, over: bool) -> mx.array | None:
+    def noted(self: Stack, x: mx.array) -> mx.array | None:
         calls.append(x.shape[1])
-        return run(self, x, over)
+        return run(self, x)
 
     monkeypatch.setattr(Stack, "__call__", noted)
     return calls
@@ -180,6 +182,26 @@ def test_a_norm_whose_weight_is_replaced_is_noticed(stacked: list[int]):
     both.each(lambda network: network.model.layers[1].post_attention_layernorm.update({"weight": mx.arange(64) / 16}))
     both.steps(2, 1, caches)
     assert stacked == [1] * 4
+
+
+def test_a_norm_in_half_precision_is_left_to_mlx(stacked: list[int]):
+    both = Both()
+    both.each(lambda network: network.model.norm.update({"weight": mx.ones(64, mx.bfloat16)}))
+    both.steps(2, 3, both.caches(2, padded=True))
+    assert stacked == [1] * 3
+
+
+def test_a_network_that_nobody_holds_is_freed_at_once():
+    both = Both()
+    both.steps(2, 2, both.caches(2, padded=True))
+    assert BUILT in vars(both.networks[1].model)
+    norm = weakref.ref(both.networks[1].model.norm)
+    gc.disable()
+    try:
+        del both
+        assert norm() is None
+    finally:
+        gc.enable()
 
 
 def test_a_layer_that_is_replaced_or_left_out_is_noticed(stacked: list[int]):
