@@ -51,8 +51,8 @@ class Stack:
     def __call__(self, x: mx.array) -> mx.array | None:
         """Computes the last block's output [B, T, d] of x, the same shape, and its norm where there is one. All columns are tokens.
 
-        Each token sees its row up to itself. Returns None, with nothing written, where a row has no room for T positions more. Raises Traced
-        before anything is written.
+        Each token sees its row up to itself. Returns None, with nothing written, where a row has no room for T positions more. Raises
+        Traced before anything is written.
         """
         x = native.dense(x)
         out = native.empty(x.shape)
