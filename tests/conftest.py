@@ -48,8 +48,12 @@ from mlx_bulk.jobs.report import report  # noqa: E402
 
 from .checkpoints import loaded, write_checkpoint  # noqa: E402
 from .jobs.support.bench import Bench  # noqa: E402
+from .kernels.software_tiles import use_software_tiles  # noqa: E402
 from .marked_files import is_left_out, require_named_marks  # noqa: E402
 from .work_units import UnitScheduling  # noqa: E402
+
+if os.environ.get("MLX_BULK_SOFTWARE_TILES") == "1":
+    use_software_tiles()
 
 _draw_report = report.report_at_end
 

@@ -3,16 +3,19 @@
 
 #pragma once
 
-#if defined(__AMX_BF16__) && defined(__AVX512F__) && defined(__linux__)
+#if (defined(__AMX_BF16__) || defined(SOFTWARE_TILES)) && defined(__AVX512F__) && defined(__linux__)
 #define TILES 1
 
 #include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
 
+#ifdef SOFTWARE_TILES
+#include SOFTWARE_TILES  // the tests' own instructions in place of the processor's
+#else
+#include "amx_instructions.h"
+#endif
 #include "thread_pool.h"
 #include "products.h"
 #include "simd.h"
@@ -24,44 +27,6 @@ enum { HIGH, MIDDLE, LOW };                       // parts, from the largest on
 constexpr long TILE = T * STEP;                   // numbers in a tile, 16 bits each
 constexpr long BLOCK = 2 * T;                     // rows that are multiplied at once
 constexpr long SUMS = 4 * T * T;                  // sums of a block of a weight with one of x
-
-bool tiles_allowed() {
-  constexpr int REQUEST = 0x1023, DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA: Linux must save 8 KB more for each thread
-  static const bool allowed = syscall(SYS_arch_prctl, REQUEST, DATA) == 0;
-  return allowed;
-}
-
-// The compiler's own intrinsics do not state that they read memory.
-template <int TILE_OF>
-inline void tile_load(const void* from) {
-  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(64l), "i"(TILE_OF) : "memory");
-}
-template <int TILE_OF>
-inline void tile_store(void* to) {
-  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(64l), "i"(TILE_OF) : "memory");
-}
-template <int TILE_OF>
-inline void tile_clear() {
-  asm volatile("tilezero %%tmm%c0" ::"i"(TILE_OF));
-}
-template <int SUM, int LEFT, int RIGHT>
-inline void tile_add() {
-  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUM), "i"(LEFT), "i"(RIGHT));
-}
-
-// While an object lives, its thread's eight tiles have 16 rows of 64 bytes.
-struct Tiles {
-  Tiles() {
-    struct alignas(64) {
-      uint8_t palette = 1, start = 0, none[14] = {};
-      uint16_t bytes[16] = {};
-      uint8_t rows[16] = {};
-    } shapes;
-    for (int i = 0; i < 8; i++) shapes.bytes[i] = 64, shapes.rows[i] = T;
-    asm volatile("ldtilecfg %0" ::"m"(shapes));
-  }
-  ~Tiles() { asm volatile("tilerelease"); }
-};
 
 // Splits 32 numbers into parts, largest first: a's parts go to the low halves of 32 bits, b's to the high halves. The first part is
 // rounded, the others are cut.
