@@ -1,4 +1,5 @@
-// Attention, softmax(scale q kᵀ + mask) v, computed a tile of queries at a time; its scores may be capped, and heads may have sinks. Knows nothing of caches or models.
+// Attention, softmax(scale q kᵀ + mask) v, computed a tile of queries at a time; its scores may be capped, and heads may have sinks. Knows
+// nothing of caches or models.
 
 #pragma once
 
@@ -6,9 +7,10 @@
 #include <cstdint>
 #include <limits>
 
-#include "thread_pool.h"
+#include "attention_tiles.h"
 #include "products.h"
 #include "simd.h"
+#include "thread_pool.h"
 
 namespace {
 
@@ -43,7 +45,8 @@ struct Attention {
   // The prefix of one row.
   const float *front_keys, *front_values;
   long front, front_room;
-  const float* front_turned = nullptr;  // the prefix's keys as [kv, D, front_wide], where all rows have the same prefix
+  // What all rows' tiles read of a prefix that they share: its keys as [kv, D, front_wide], or its positions packed for a processor's tiles.
+  const float *front_turned = nullptr, *front_packed = nullptr;
 
   long groups() const { return h / kv; }
   static constexpr long FEW = 8;  // see `few`
@@ -86,14 +89,10 @@ struct Attention {
 
   // Computes queries start ... stop - 1 over one key head: over the prefix (`ahead`) and the row's own keys.
   void tile(long head, long start, long stop, const Piece& ahead, const Piece& own) const {
-    long n = stop - start, rows = groups() * n, width = value_width();
-    long keys = kind == CAUSAL ? length - t + stop : length, behind = keys - front;
+    long n = stop - start, rows = groups() * n, width = value_width(), keys = seen(stop), behind = keys - front;
     float* queries = spare(QUERIES, rows * (d + 1 + width));
     float *shares = queries + rows * d, *made = shares + rows, *scores = spare(SCORES, rows * wide());
-    for (long r = 0; r < rows; r++) {
-      const float* from = q + (head * groups() + r / n) * qs[1] + (start + r % n) * qs[2];
-      for (long i = 0; i < d; i++) queries[r * d + i] = scale * from[i];
-    }
+    scale_queries(head, start, n, queries);
     if (own.turned) {
       outer(rows, (front + W - 1) / W * W, queries, d, ahead.turned, ahead.wide, d, scores, wide());
       outer(rows, (behind + W - 1) / W * W, queries, d, own.turned, own.wide, d, scores + front, wide());
@@ -104,10 +103,24 @@ struct Attention {
     weigh(scores, head, start, n, keys, shares);
     if (front) outer(rows, width, scores, wide(), ahead.values, ahead.ld, front, made, width);
     outer(rows, width, scores + front, wide(), own.values, own.ld, behind, made, width, front > 0);
-    for (long r = 0; r < rows; r++) {
-      float* to = out + ((start + r % n) * h + head * groups() + r / n) * e;
-      for (long i = 0; i < e; i++) to[i] = made[r * width + i] * shares[r];
+    for (long r = 0; r < rows; r++) give(head, start, n, r, made + r * width, shares[r]);
+  }
+
+  // The positions that query stop - 1 sees.
+  long seen(long stop) const { return kind == CAUSAL ? length - t + stop : length; }
+
+  // Writes n queries of a key head, from `start` on, times the scale, as [groups * n, d].
+  void scale_queries(long head, long start, long n, float* to) const {
+    for (long r = 0; r < groups() * n; r++) {
+      const float* from = q + (head * groups() + r / n) * qs[1] + (start + r % n) * qs[2];
+      for (long i = 0; i < d; i++) to[r * d + i] = scale * from[i];
     }
+  }
+
+  // Writes the output of the r-th of these queries.
+  void give(long head, long start, long n, long r, const float* made, float share) const {
+    float* to = out + ((start + r % n) * h + head * groups() + r / n) * e;
+    for (long i = 0; i < e; i++) to[i] = made[i] * share;
   }
 
   // Scores of few queries with the row's own keys. Memory bounds a decode step here, so what comes next is fetched meanwhile: the values of
@@ -155,15 +168,19 @@ struct Attention {
   }
 
   void run() {
-    constexpr long QUERIES_AT_ONCE = 16, BYTES = 1 << 20;  // at most, for a tile's scores
+    constexpr long BYTES = 1 << 20;  // at most, for a tile's scores
+    const long queries_at_once = in_tiles() && 16 * groups() % 32 ? 32 : 16;  // a processor's tiles take 32 rows at once
     if (fronts && !few() && std::all_of(front_key_rows, front_key_rows + b, [&](const float* keys) { return keys == *front_key_rows; }) &&
         std::all_of(fronts, fronts + b, [&](int64_t n) { return n == *fronts; })) {
       Attention first = of(0);
-      float* turned = spare(FRONT, kv * d * first.front_wide());
-      pool::run(kv, [&](long head) { first.turn_ahead(head, turned + head * d * first.front_wide()); });
-      front_turned = turned;
+#if TILES
+      if (in_tiles())
+        front_packed = of_heads(first.front_size(), [&](long head, float* to) { first.packed(head, 0, first.whole_steps(), to); });
+      else
+#endif
+        front_turned = of_heads(d * first.front_wide(), [&](long head, float* to) { first.turn_ahead(head, to); });
     }
-    long each = std::max(1l, std::min({QUERIES_AT_ONCE, t, BYTES / (4 * groups() * wide())}));
+    long each = std::max(1l, std::min({queries_at_once, t, BYTES / (4 * groups() * wide())}));
     long tiles = (t + each - 1) / each, parts = std::min(tiles, std::max(1l, 4 * pool::threads() / (b * kv)));
     if (few() && !fronts && b >= 8 * pool::threads()) return pool::run(b, [&](long row) {  // its next head is known, and fetched ahead
       Attention one = of(row);
@@ -179,14 +196,80 @@ struct Attention {
  private:
   // Returns true when a key head has so few queries that transposing its keys does not pay. Only in decode steps (T = 1), so that a
   // longer call's bits do not depend on its T.
-  bool few() const {
-    return t == 1 && groups() <= FEW;
+  bool few() const { return t == 1 && groups() <= FEW; }
+
+  // Returns true when a processor's tiles compute a call's products. Only on rows in memory of their own: there position 0 is a row's first,
+  // in any batch, and a tile's sums depend on where a step of positions begins.
+  bool in_tiles() const {
+#if TILES
+    return key_rows && t > 1 && tiles_allowed();
+#else
+    return false;
+#endif
+  }
+
+  // Returns what f(head, to) makes of a shared prefix, `size` numbers for each key head.
+  template <typename F>
+  float* of_heads(long size, F f) const {
+    float* made = spare(FRONT, kv * size);
+    pool::run(kv, [&](long head) { f(head, made + head * size); });
+    return made;
   }
 
   void turn_ahead(long head, float* to) const { turn(front, d, front_keys + head * front_room * d, d, to, front_wide()); }
 
+#if TILES
+  long whole_steps() const { return front / STEP * STEP; }  // of the prefix
+  long front_size() const { return PackedHead::size(whole_steps(), d, e); }
+
+  // Packs a head's positions from ... end - 1, the prefix's included.
+  PackedHead packed(long head, long from, long end, float* to) const {
+    const float *ahead = front_keys + head * front_room * d, *own = k + head * ks[1];
+    const float *ahead_values = front_values + head * front_room * e, *own_values = v + head * vs[1];
+    auto key = [&](long i) { return from + i < front ? ahead + (from + i) * d : own + (from + i - front) * ks[2]; };
+    auto value = [&](long i) { return from + i < front ? ahead_values + (from + i) * e : own_values + (from + i - front) * vs[2]; };
+    return PackedHead::pack(end - from, d, e, key, value, to);
+  }
+
+  // `some` in a processor's tiles.
+  void some_in_tiles(long head, long part, long parts, long each) const {
+    long tiles = (t + each - 1) / each, behind = length - whole_steps();
+    PackedHead ahead = front_packed ? PackedHead::at(whole_steps(), d, front_packed + head * front_size())
+                                    : packed(head, 0, whole_steps(), spare(FRONT, front_size()));
+    PackedHead own = packed(head, whole_steps(), length, spare(KEYS, PackedHead::size(behind, d, e)));
+    for (long i = tiles - 1 - part; i >= 0; i -= parts) tile_of(head, i * each, std::min(t, (i + 1) * each), ahead, own);
+  }
+
+  // `tile` in a processor's tiles.
+  void tile_of(long head, long start, long stop, const PackedHead& ahead, const PackedHead& own) const {
+    long n = stop - start, rows = groups() * n, keys = seen(stop), ld = wide();
+    float *queries = spare(QUERIES, rows * (d + 1) + value_width()), *shares = queries + rows * d, *made = shares + rows;
+    float *scores = spare(SCORES, rows * ld), *sums = spare(PRODUCT, blocks_of(e) * SUMS);
+    Tiles tiles;
+    scale_queries(head, start, n, queries);
+    each_block(rows, [&](long row, long some) {
+      ahead.score(some, queries + row * d, d, ahead.count, scores + row * ld, ld);
+      own.score(some, queries + row * d, d, keys - ahead.count, scores + row * ld + ahead.count, ld);
+    });
+    weigh(scores, head, start, n, keys, shares);
+    each_block(rows, [&](long row, long some) {
+      float* weights = scores + row * ld;
+      for (long r = 0; r < some; r++) std::fill(weights + r * ld + keys, weights + r * ld + steps_of(keys) * STEP, 0.0f);
+      if (ahead.count) ahead.add_values(some, weights, ld, ahead.count, e, false, sums);
+      own.add_values(some, weights + ahead.count, ld, keys - ahead.count, e, ahead.count, sums);
+      for (long r = 0; r < some; r++) {
+        for (long i = 0; i < e; i += BLOCK) PackedHead::sums_row(sums + i / BLOCK * SUMS, r, std::min(BLOCK, e - i), made + i);
+        give(head, start, n, row + r, made, shares[row + r]);
+      }
+    });
+  }
+#endif
+
   // Computes every `parts`-th tile of `each` queries over one key head. Long tiles come first; `part` says which is the first.
   void some(long head, long part, long parts, long each) const {
+#if TILES
+    if (in_tiles()) return some_in_tiles(head, part, parts, each);
+#endif
     long width = value_width(), tiles = (t + each - 1) / each;
     const float* keys = k + head * ks[1];
     Piece ahead{front_turned ? front_turned + head * d * front_wide() : nullptr, front_wide(), front_values + head * front_room * e, e};
