@@ -9,7 +9,7 @@ from mlx_bulk.kernels import native
 from mlx_bulk.kernels.blocks.decoder_block import Block, Fronts
 from numpy.typing import NDArray
 
-from .decoder_blocks import Shape, case, rooms_of
+from .decoder_blocks import Shape, called, case, rooms_of
 from .test_decoder_block import check
 
 pytestmark = pytest.mark.skipif(not native.tiles(), reason="it serves processors that multiply in tiles")
@@ -24,21 +24,23 @@ def test_long_rows_agree_with_the_specification(width: int, heads: int, kv: int)
 
 
 @pytest.mark.parametrize("front", [31, 32, 40, DEEP])
-def test_rows_of_a_shared_prefix_have_the_bits_of_one_that_begins_elsewhere(front: int):
-    """Three rows share all of it, or the third one less, or nothing."""
+@pytest.mark.parametrize("less", [0, 9])
+def test_rows_behind_a_prefix_have_the_bits_of_rows_that_hold_it_themselves(front: int, less: int):
+    """All rows share it, or the last one less of it."""
+    lengths = np.array([front, front, front - less])
     c = case(Shape(rows=3, t=19, used=7, heads=6, width=64, half=32))
     held = [np.random.default_rng(i).standard_normal((2, front, 64)).astype(np.float32) for i in range(2)]
-
-    def found(lengths: list[int]) -> NDArray[np.float32]:
-        own = [np.concatenate([np.array(array), np.zeros((3, 2, 19, 64), np.float32)], axis=2) for array in (c.keys, c.values)]
-        at = [np.full(3, array.ctypes.data) for array in held]
-        rooms = replace(rooms_of(own[0], own[1], 7), fronts=Fronts(*at, np.full(3, front), np.array(lengths)))
-        return np.array(Block(c.weights, c.constants)(c.x, rooms, np.array(lengths) + 7, "causal"))
-
-    shared = found([front, front, front])
-    for other in (0, front - 9):
-        np.testing.assert_array_equal(found([front, front, other])[:2], shared[:2])
-        assert (found([front, front, other])[2] != shared[2]).any()
+    own = [np.concatenate([np.array(array), np.zeros((3, 2, 19, 64), np.float32)], axis=2) for array in (c.keys, c.values)]
+    at = [np.full(3, array.ctypes.data) for array in held]
+    rooms = replace(rooms_of(own[0], own[1], 7), fronts=Fronts(*at, np.full(3, front), lengths))
+    found = np.array(Block(c.weights, c.constants)(c.x, rooms, lengths + 7, "causal"))
+    for row, length in enumerate(lengths.tolist()):
+        alone = replace(c, x=c.x[row : row + 1], offset=length + 7)
+        alone.keys, alone.values = (
+            mx.concatenate([mx.array(prefix[None, :, :length]), array[row : row + 1]], axis=2)
+            for prefix, array in zip(held, (c.keys, c.values), strict=True)
+        )
+        np.testing.assert_array_equal(found[row], called(alone, "causal")[0][0])
 
 
 @pytest.mark.parametrize("parts", [[2, 43], [17, 28], [40, 3, 2]])
