@@ -6,8 +6,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <vector>
 
-#include "attention_tiles.h"
+#include "packed_head.h"
 #include "products.h"
 #include "simd.h"
 #include "thread_pool.h"
@@ -45,8 +46,7 @@ struct Attention {
   // The prefix of one row.
   const float *front_keys, *front_values;
   long front, front_room;
-  // What all rows' tiles read of a prefix that they share: its keys as [kv, D, front_wide], or its positions packed for a processor's tiles.
-  const float *front_turned = nullptr, *front_packed = nullptr;
+  const float* made_of_front = nullptr;  // for one head; see `make_of_front`. Null in a decode step of few queries, and without a prefix.
 
   long groups() const { return h / kv; }
   static constexpr long FEW = 8;  // see `few`
@@ -170,26 +170,23 @@ struct Attention {
   void run() {
     constexpr long BYTES = 1 << 20;  // at most, for a tile's scores
     const long queries_at_once = in_tiles() && 16 * groups() % 32 ? 32 : 16;  // a processor's tiles take 32 rows at once
-    if (fronts && !few() && std::all_of(front_key_rows, front_key_rows + b, [&](const float* keys) { return keys == *front_key_rows; }) &&
-        std::all_of(fronts, fronts + b, [&](int64_t n) { return n == *fronts; })) {
-      Attention first = of(0);
-#if TILES
-      if (in_tiles())
-        front_packed = of_heads(first.front_size(), [&](long head, float* to) { first.packed(head, 0, first.whole_steps(), to); });
-      else
-#endif
-        front_turned = of_heads(d * first.front_wide(), [&](long head, float* to) { first.turn_ahead(head, to); });
-    }
+    const float* shared = fronts && !few() && shares(0, b) ? of_heads() : nullptr;
     long each = std::max(1l, std::min({queries_at_once, t, BYTES / (4 * groups() * wide())}));
     long tiles = (t + each - 1) / each, parts = std::min(tiles, std::max(1l, 4 * pool::threads() / (b * kv)));
     if (few() && !fronts && b >= 8 * pool::threads()) return pool::run(b, [&](long row) {  // its next head is known, and fetched ahead
       Attention one = of(row);
       for (long head = 0; head < kv; head++) one.some(head, 0, 1, 1);
     });
-    pool::run(b * kv * parts, [&](long task) {  // head by head: a prefix that rows share stays in the L2 cache
-      long one = task / parts;
-      if (fronts) of(one % b).some(one / b, task % parts, parts, each);
-      else of(one / kv).some(one % kv, task % parts, parts, each);
+    if (!fronts)
+      return pool::run(b * kv * parts, [&](long task) {
+        long one = task / parts;
+        of(one / kv).some(one % kv, task % parts, parts, each);
+      });
+    std::vector<long> runs = runs_of_rows(shared);
+    long count = runs.size() - 1;
+    pool::run(count * kv * parts, [&](long task) {  // head by head: a prefix that rows share stays in the L2 cache
+      long head = task / parts / count, run = task / parts % count;
+      some_rows(head, runs[run], runs[run + 1], shared, task % parts, parts, each);
     });
   }
 
@@ -208,61 +205,20 @@ struct Attention {
 #endif
   }
 
-  // Returns what f(head, to) makes of a shared prefix, `size` numbers for each key head.
-  template <typename F>
-  float* of_heads(long size, F f) const {
-    float* made = spare(FRONT, kv * size);
-    pool::run(kv, [&](long head) { f(head, made + head * size); });
-    return made;
-  }
-
-  void turn_ahead(long head, float* to) const { turn(front, d, front_keys + head * front_room * d, d, to, front_wide()); }
+  // See attention_prefixes.h.
+  bool shares(long first, long end) const;
+  std::vector<long> runs_of_rows(const float* shared) const;
+  void some_rows(long head, long first, long end, const float* shared, long part, long parts, long each) const;
+  const float* of_heads() const;
+  void make_of_front(long head, float* to) const;
+  long front_numbers(bool of_tiles) const;
 
 #if TILES
-  long whole_steps() const { return front / STEP * STEP; }  // of the prefix
-  long front_size() const { return PackedHead::size(whole_steps(), d, e); }
-
-  // Packs a head's positions from ... end - 1, the prefix's included.
-  PackedHead packed(long head, long from, long end, float* to) const {
-    const float *ahead = front_keys + head * front_room * d, *own = k + head * ks[1];
-    const float *ahead_values = front_values + head * front_room * e, *own_values = v + head * vs[1];
-    auto key = [&](long i) { return from + i < front ? ahead + (from + i) * d : own + (from + i - front) * ks[2]; };
-    auto value = [&](long i) { return from + i < front ? ahead_values + (from + i) * e : own_values + (from + i - front) * vs[2]; };
-    return PackedHead::pack(end - from, d, e, key, value, to);
-  }
-
-  // `some` in a processor's tiles.
-  void some_in_tiles(long head, long part, long parts, long each) const {
-    long tiles = (t + each - 1) / each, behind = length - whole_steps();
-    PackedHead ahead = front_packed ? PackedHead::at(whole_steps(), d, front_packed + head * front_size())
-                                    : packed(head, 0, whole_steps(), spare(FRONT, front_size()));
-    PackedHead own = packed(head, whole_steps(), length, spare(KEYS, PackedHead::size(behind, d, e)));
-    for (long i = tiles - 1 - part; i >= 0; i -= parts) tile_of(head, i * each, std::min(t, (i + 1) * each), ahead, own);
-  }
-
-  // `tile` in a processor's tiles.
-  void tile_of(long head, long start, long stop, const PackedHead& ahead, const PackedHead& own) const {
-    long n = stop - start, rows = groups() * n, keys = seen(stop), ld = wide();
-    float *queries = spare(QUERIES, rows * (d + 1) + value_width()), *shares = queries + rows * d, *made = shares + rows;
-    float *scores = spare(SCORES, rows * ld), *sums = spare(PRODUCT, blocks_of(e) * SUMS);
-    Tiles tiles;
-    scale_queries(head, start, n, queries);
-    each_block(rows, [&](long row, long some) {
-      ahead.score(some, queries + row * d, d, ahead.count, scores + row * ld, ld);
-      own.score(some, queries + row * d, d, keys - ahead.count, scores + row * ld + ahead.count, ld);
-    });
-    weigh(scores, head, start, n, keys, shares);
-    each_block(rows, [&](long row, long some) {
-      float* weights = scores + row * ld;
-      for (long r = 0; r < some; r++) std::fill(weights + r * ld + keys, weights + r * ld + steps_of(keys) * STEP, 0.0f);
-      if (ahead.count) ahead.add_values(some, weights, ld, ahead.count, e, false, sums);
-      own.add_values(some, weights + ahead.count, ld, keys - ahead.count, e, ahead.count, sums);
-      for (long r = 0; r < some; r++) {
-        for (long i = 0; i < e; i += BLOCK) PackedHead::sums_row(sums + i / BLOCK * SUMS, r, std::min(BLOCK, e - i), made + i);
-        give(head, start, n, row + r, made, shares[row + r]);
-      }
-    });
-  }
+  // See attention_amx.h.
+  long whole_steps() const;
+  PackedHead packed(long head, long from, long end, float* to) const;
+  void some_in_tiles(long head, long part, long parts, long each) const;
+  void tile_in_tiles(long head, long start, long stop, const PackedHead& ahead, const PackedHead& own) const;
 #endif
 
   // Computes every `parts`-th tile of `each` queries over one key head. Long tiles come first; `part` says which is the first.
@@ -272,14 +228,9 @@ struct Attention {
 #endif
     long width = value_width(), tiles = (t + each - 1) / each;
     const float* keys = k + head * ks[1];
-    Piece ahead{front_turned ? front_turned + head * d * front_wide() : nullptr, front_wide(), front_values + head * front_room * e, e};
+    Piece ahead{made_of_front, front_wide(), front_values + head * front_room * e, e};
     Piece own{nullptr, wide(), v + head * vs[1], vs[2]};
     if (!few()) {
-      if (front && !front_turned) {
-        float* to = spare(FRONT, d * ahead.wide);
-        turn_ahead(head, to);
-        ahead.turned = to;
-      }
       float* to = spare(KEYS, d * own.wide);
       turn(length - front, d, keys, ks[2], to, own.wide);
       own.turned = to;
@@ -297,3 +248,6 @@ struct Attention {
 };
 
 }  // namespace
+
+#include "attention_amx.h"
+#include "attention_prefixes.h"

@@ -53,7 +53,7 @@ void run(long count, FunctionRef<void(long)> f);
 // Scratch memory of a thread, one piece for each use, aligned to a cache line.
 enum Use {
   KEYS, VALUES, QUERIES, SCORES, WEIGHT, PRODUCT, INPUT, MADE, TOKENS,
-  PROJECTED, ATTENDED, NEW_KEYS, NEW_VALUES, HIDDEN, GATE, UP, INNER, FRONT, PRODUCTS, STATE, PANELS, SUMMED, USES
+  PROJECTED, ATTENDED, NEW_KEYS, NEW_VALUES, HIDDEN, GATE, UP, INNER, FRONT, SHARED_FRONT, PRODUCTS, STATE, PANELS, SUMMED, USES
 };
 
 float* spare(Use use, size_t size);

@@ -62,16 +62,17 @@ def test_a_shared_prefix_equals_copies(front: int, t: int, used: int, kind: str,
         np.testing.assert_array_equal(ahead, left)
 
 
-@pytest.mark.parametrize("real", [[17, 1, 0], [1, 1, 1], [2, 17, 16]])
-def test_a_shared_prefix_before_rows_of_unlike_length(real: list[int]):
-    c, front = case(Shape(rows=3, t=17, used=40, heads=9, kv=3)), 40
+@pytest.mark.parametrize("real", [[17, 1, 0], [1, 1, 1], [2, 17, 16], [1, 17, 1]])
+@pytest.mark.parametrize("kv", [3, 1])
+def test_a_shared_prefix_before_rows_of_unlike_length(real: list[int], kv: int):
+    c, front = case(Shape(rows=3, t=17, used=40, heads=9, kv=kv)), 40
     for array in (c.keys, c.values):
         array[1:] = array[:1]
     held = [np.array(array[0]) for array in (c.keys, c.values)]
 
     def found(x: mx.array, lengths: list[int], at: Fronts | None) -> NDArray[np.float32]:
         used = 0 if at else front
-        own = [np.zeros((len(lengths), 3, used + 17, 16), np.float32) for _ in range(2)]
+        own = [np.zeros((len(lengths), kv, used + 17, 16), np.float32) for _ in range(2)]
         for behind, ahead in zip(own, held, strict=True):
             behind[:, :, :used] = ahead[:, :used]
         rooms = replace(rooms_of(own[0], own[1], used), fronts=at)
@@ -81,6 +82,28 @@ def test_a_shared_prefix_before_rows_of_unlike_length(real: list[int]):
     np.testing.assert_array_equal(ours, found(c.x, real, None))
     for row, n in enumerate(real):
         assert not ours[row, n:].any()
+
+
+@pytest.mark.parametrize("t", [1, 17])
+@pytest.mark.parametrize("groups", [3, 9])
+def test_runs_of_rows_with_one_prefix_equal_copies(t: int, groups: int):
+    """What is made of a prefix serves all rows of a run."""
+    of_rows, front = np.array([0] * 9 + [1] * 3 + [2] + [0] * 7), 40
+    c = case(Shape(rows=len(of_rows), t=t, used=5, heads=2 * groups, kv=2))
+    held = [np.random.default_rng(i).standard_normal((3, 2, front, 16)).astype(np.float32) for i in range(2)]
+    lengths = np.array([front, front, 0])[of_rows]
+    own = [np.concatenate([np.array(array), np.zeros((len(of_rows), 2, t, 16), np.float32)], axis=2) for array in (c.keys, c.values)]
+    at = [side.ctypes.data + of_rows * side[0].nbytes for side in held]
+    rooms = replace(rooms_of(own[0], own[1], 5), fronts=Fronts(at[0], at[1], np.full(len(of_rows), front), lengths))
+    found = np.array(Block(c.weights, c.constants)(c.x, rooms, lengths + 5, "causal"))
+    for which in (0, 1):
+        rows = np.flatnonzero(of_rows == which)
+        alone = replace(c, x=c.x[mx.array(rows)], offset=front + 5)
+        alone.keys, alone.values = (
+            mx.concatenate([mx.array(np.repeat(side[which, None], len(rows), axis=0)), array[mx.array(rows)]], axis=2)
+            for side, array in zip(held, (c.keys, c.values), strict=True)
+        )
+        np.testing.assert_allclose(found[rows], called(alone, "causal")[0], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("t", [1, 17])

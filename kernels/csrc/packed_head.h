@@ -1,5 +1,5 @@
-// Attention's products in a processor's tiles (Intel AMX): scores of queries with keys, and sums of values by weights. Both operands are
-// split into parts; see matmul_amx.h. Knows nothing of softmax.
+// A key head's keys and values packed for a processor's tiles (Intel AMX), and attention's products with them: scores of queries, and sums of
+// values by weights. Both operands are split into parts; see matmul_amx.h. Knows nothing of softmax.
 
 #pragma once
 
@@ -92,12 +92,6 @@ struct PackedHead {
     if (columns > T) store(to + T, load(from + T * T));
   }
 };
-
-// Calls f(first, count) for 32 rows at a time.
-template <typename F>
-void each_block(long rows, F f) {
-  for (long row = 0; row < rows; row += BLOCK) f(row, std::min(BLOCK, rows - row));
-}
 
 }  // namespace
 
