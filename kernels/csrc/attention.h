@@ -195,8 +195,9 @@ struct Attention {
   // longer call's bits do not depend on its T.
   bool few() const { return t == 1 && groups() <= FEW; }
 
-  // Returns true when a processor's tiles compute a call's products. Only on rows in memory of their own: there position 0 is a row's first,
-  // in any batch, and a tile's sums depend on where a step of positions begins.
+  // Returns true when a processor's tiles compute a call's products. Only on rows in memory of their own: there position 0 is a row's
+  // first, in any batch, and a tile's sums depend on where a step of positions begins. Not for one token: packing its keys and values
+  // would take longer than its products.
   bool in_tiles() const {
 #if TILES
     return key_rows && t > 1 && tiles_allowed();

@@ -1,5 +1,5 @@
-// A key head's keys and values packed for a processor's tiles (Intel AMX), and attention's products with them: scores of queries, and sums of
-// values by weights. Both operands are split into parts; see matmul_amx.h. Knows nothing of softmax.
+// A key head's keys and values packed for a processor's tiles (Intel AMX), and attention's products with them: scores of queries, and sums
+// of values by weights. Both operands are split into parts; see matmul_amx.h. Knows nothing of softmax.
 
 #pragma once
 
@@ -24,7 +24,9 @@ struct PackedHead {
   static long key_tile(long d) { return steps_of(d) * PARTS * TILE; }
   static long value_tile(long count) { return steps_of(count) * PARTS * TILE; }
   // The size of both, in float32 numbers.
-  static long size(long count, long d, long e) { return ((count + T - 1) / T * key_tile(d) + (e + T - 1) / T * value_tile(count)) / 2; }
+  static long size(long count, long d, long e) {
+    return ((count + T - 1) / T * key_tile(d) + (e + T - 1) / T * value_tile(count)) / 2;
+  }
 
   // key(i) and value(i) return the addresses of position i's numbers.
   template <typename Key, typename Value>
@@ -56,8 +58,8 @@ struct PackedHead {
     return {keys, keys + (count + T - 1) / T * key_tile(d), count};
   }
 
-  // scores [rows, stop] = queries [rows, d] keysᵀ of the first keys, for at most 32 rows. A row's last 32 scores are written as a whole.
-  // The calling thread holds `Tiles`.
+  // scores [rows, stop] = queries [rows, d] keysᵀ of the first keys, for at most 32 rows. Scores are written 16 at a time, also the last
+  // ones of a row. The calling thread holds `Tiles`.
   void score(long rows, const float* queries, long d, long stop, float* scores, long ld) const {
     long steps = steps_of(d), tile = key_tile(d);
     auto* parts = (uint16_t*)spare(WEIGHT, steps * PARTS * TILE);

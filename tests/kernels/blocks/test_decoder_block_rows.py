@@ -62,7 +62,7 @@ def test_a_shared_prefix_equals_copies(front: int, t: int, used: int, kind: str,
         np.testing.assert_array_equal(ahead, left)
 
 
-@pytest.mark.parametrize("real", [[17, 1, 0], [1, 1, 1], [2, 17, 16], [1, 17, 1]])
+@pytest.mark.parametrize("real", [[17, 1, 0], [1, 1, 1], [2, 17, 16], [1, 17, 1], [0, 17, 16], [17, 0, 16]])
 @pytest.mark.parametrize("kv", [3, 1])
 def test_a_shared_prefix_before_rows_of_unlike_length(real: list[int], kv: int):
     c, front = case(Shape(rows=3, t=17, used=40, heads=9, kv=kv)), 40
