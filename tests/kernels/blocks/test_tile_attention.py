@@ -32,7 +32,7 @@ def test_rows_behind_a_prefix_have_the_bits_of_rows_that_hold_it_themselves(fron
     held = [np.random.default_rng(i).standard_normal((2, front, 64)).astype(np.float32) for i in range(2)]
     own = [np.concatenate([np.array(array), np.zeros((3, 2, 19, 64), np.float32)], axis=2) for array in (c.keys, c.values)]
     at = [np.full(3, array.ctypes.data) for array in held]
-    rooms = replace(rooms_of(own[0], own[1], 7), fronts=Fronts(*at, np.full(3, front), lengths))
+    rooms = replace(rooms_of(own[0], own[1], 7), fronts=Fronts(at[0], at[1], np.full(3, front), lengths))
     found = np.array(Block(c.weights, c.constants)(c.x, rooms, lengths + 7, "causal"))
     for row, length in enumerate(lengths.tolist()):
         alone = replace(c, x=c.x[row : row + 1], offset=length + 7)
