@@ -26,6 +26,7 @@ SOON = 0.2  # of grace, where the test is not about how long it is
 BLOCKING = Path(__file__).parents[1] / "support" / "blocking_rewards.py"
 STEP = "mlx_bulk.runner.engine.decode_batch:DecodeBatch.step"
 ROWS: list[Record] = [{"q": "word " * (1 + 7 * row % 13)} for row in range(24)]
+MANY_ROWS = ROWS * 3000  # more than a run finishes before the signal comes: it does some thousand rows a second
 JOB: dict[str, Any] = {"batch": {"rows": 4, "rows_per_shard": 64}, "output": {"fsync_seconds": 3600}}
 
 
@@ -121,7 +122,7 @@ def test_the_second_sigterm_of_gnu_timeout_is_the_first_one_s_echo(monkeypatch: 
 @pytest.mark.skipif(shutil.which("timeout") is None, reason="GNU timeout")
 @pytest.mark.parametrize("supervised", ["--supervised", "--no-supervised"])
 def test_timeout_ends_a_run_as_one_sigterm_does(bench: Bench, supervised: str):
-    path = bench.write_config(rows=ROWS * 300, batch={"rows_per_shard": 64}, sampling={"max_tokens": 40})
+    path = bench.write_config(rows=MANY_ROWS, batch={"rows_per_shard": 64}, sampling={"max_tokens": 40})
     command = ["timeout", "3600", sys.executable, "-m", "mlx_bulk.jobs", "run", str(path), supervised, "--log-level", "error"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
@@ -193,7 +194,7 @@ def test_a_sweep_ends_in_its_second_cell_and_goes_on(bench: Bench):
 @pytest.mark.slow
 @pytest.mark.parametrize("supervised", ["--supervised", "--no-supervised"])
 def test_a_closed_terminal_saves_and_ends_the_run(bench: Bench, supervised: str):
-    path = bench.write_config(rows=ROWS * 300, batch={"rows_per_shard": 64}, sampling={"max_tokens": 40})
+    path = bench.write_config(rows=MANY_ROWS, batch={"rows_per_shard": 64}, sampling={"max_tokens": 40})
     terminal, theirs = os.openpty()
     termios.tcsetwinsize(terminal, (24, 100))
     take = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
