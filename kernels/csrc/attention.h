@@ -224,6 +224,7 @@ struct Attention {
 
   // Computes every `parts`-th tile of `each` queries over one key head. Long tiles come first; `part` says which is the first.
   void some(long head, long part, long parts, long each) const {
+    if (!t) return;  // all columns of the row are pads
 #if TILES
     if (in_tiles()) return some_in_tiles(head, part, parts, each);
 #endif

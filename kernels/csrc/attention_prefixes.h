@@ -35,8 +35,7 @@ inline void Attention::some_rows(long head, long first, long end, const float* s
   bool of_tiles = in_tiles();  // what was made is for a processor's tiles
   for (long row = first; row < end; row++) {
     Attention one = of(row);
-    if (!one.t) continue;  // all its columns are pads
-    if (one.front && !one.few()) {
+    if (one.front && one.t && !one.few()) {
       if (!made || of_tiles != one.in_tiles()) {  // a row of one token is not in tiles
         float* to = spare(FRONT, one.front_numbers(one.in_tiles()));
         one.make_of_front(head, to);
