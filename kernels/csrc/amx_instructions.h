@@ -21,8 +21,8 @@ inline void tile_load(const void* from) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(64l), "i"(TILE_OF) : "memory");
 }
 template <int TILE_OF>
-inline void tile_store(void* to) {
-  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(64l), "i"(TILE_OF) : "memory");
+inline void tile_store(void* to, long stride = 64) {  // bytes from a row to the next one
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(TILE_OF) : "memory");
 }
 template <int TILE_OF>
 inline void tile_clear() {

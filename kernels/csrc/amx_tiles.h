@@ -43,11 +43,11 @@ inline void split(__m512 a, __m512 b, __m512i* parts) {
   }
 }
 
-inline void split(const float* from, long left, __m512i* parts) {
-  if (left >= STEP) return split(_mm512_loadu_ps(from), _mm512_loadu_ps(from + T), parts);
-  auto some = [&](long at) { return _mm512_maskz_loadu_ps(left - at >= T ? 0xffff : left > at ? (1u << (left - at)) - 1 : 0, from + at); };
-  split(some(0), some(T), parts);
-}
+// The first `count` of 16 numbers; `count` may be more, or less than 1.
+inline __mmask16 first_numbers(long count) { return count >= T ? 0xffff : count > 0 ? (1u << count) - 1 : 0; }
+inline __m512 load_some(const float* from, long count) { return _mm512_maskz_loadu_ps(first_numbers(count), from); }
+
+inline void split(const float* from, long left, __m512i* parts) { split(load_some(from, left), load_some(from + T, left - T), parts); }
 
 long steps_of(long depth) { return (depth + STEP - 1) / STEP; }
 long blocks_of(long rows) { return (rows + BLOCK - 1) / BLOCK; }

@@ -57,34 +57,31 @@ struct Attention {
 
   // Turns scores [groups * n, keys] of n queries, from `start` on, into exp(score - peak), in place. `shares` takes 1 / their sums.
   void weigh(float* scores, long head, long start, long n, long keys, float* shares) const {
-    for (long r = 0; r < groups() * n; r++) {
-      float* s = scores + r * wide();
-      if (cap)
-        for (long i = 0; i < keys; i += W) store(s + i, cap * tanh(load(s + i) / cap));
-      long at = start + r % n, seen = kind == CAUSAL ? length - t + at + 1 : keys, j = 0;
-      long masked = (head * groups() + r / n) * ms[1] + at * ms[2];
-      if (kind == SEEN)
-        for (j = 0; j < seen; j++) s[j] = mask[masked + j * ms[3]] ? s[j] : -std::numeric_limits<float>::max();
-      if (kind == ADDED)
-        for (j = 0; j < seen; j++) s[j] += ((const float*)mask)[masked + j * ms[3]];
-      for (j = seen; j % W; j++) s[j] = -INFINITE;
-      V most = all(-INFINITE), total = {};
-      for (j = 0; j < seen; j += W) {
-        V x = load(s + j);
-        most = most > x ? most : x;  // a NaN may be lost here; exp makes NaN of it below
-      }
-      float peak = most[0];
-      for (int i = 1; i < W; i++) peak = std::max(peak, most[i]);
-      float sink = sinks ? sinks[head * groups() + r / n] : -INFINITE;
-      peak = std::max(peak, sink);
-      for (j = 0; j < seen; j += W) {
-        V weight = exp(load(s + j) - peak);
-        store(s + j, weight);
-        total += weight;
-      }
-      for (; j < keys; j += W) store(s + j, V{});
-      shares[r] = 1.0f / (sinks ? sum(total) + exp(all(sink - peak))[0] : sum(total));
+    long ld = wide();
+    each_query(head, start, n, 0, groups() * n, [&](long r, long of, long at) { shares[r] = weigh_row(scores + r * ld, of, at, keys); });
+  }
+
+  // The same for the scores of one query of head `of`. Returns 1 / their sum.
+  float weigh_row(float* s, long of, long at, long keys) const {
+    if (cap)
+      for (long i = 0; i < keys; i += W) store(s + i, cap * tanh(load(s + i) / cap));
+    long seen = kind == CAUSAL ? length - t + at + 1 : keys, masked = of * ms[1] + at * ms[2];
+    if (kind == SEEN)
+      for (long i = 0; i < seen; i++) s[i] = mask[masked + i * ms[3]] ? s[i] : -std::numeric_limits<float>::max();
+    if (kind == ADDED)
+      for (long i = 0; i < seen; i++) s[i] += ((const float*)mask)[masked + i * ms[3]];
+    long rest = seen % W, last = seen - rest, i = 0;
+    if (rest) store(s + last, lane_number < (int32_t)rest ? load(s + last) : all(-INFINITE));
+    V most = all(-INFINITE), total = {};
+    for (; i < seen; i += W) most = larger(most, load(s + i));  // a NaN may be lost here; exp makes NaN of it below
+    float sink = sinks ? sinks[of] : -INFINITE, peak = std::max(largest(most), sink);
+    for (i = 0; i < seen; i += W) {
+      V weight = exp(load(s + i) - peak);
+      store(s + i, weight);
+      total += weight;
     }
+    for (; i < keys; i += W) store(s + i, V{});
+    return 1.0f / (sinks ? sum(total) + exp(all(sink - peak))[0] : sum(total));
   }
 
   // Computes queries start ... stop - 1 over one key head: over the prefix (`ahead`) and the row's own keys.
@@ -103,24 +100,32 @@ struct Attention {
     weigh(scores, head, start, n, keys, shares);
     if (front) outer(rows, width, scores, wide(), ahead.values, ahead.ld, front, made, width);
     outer(rows, width, scores + front, wide(), own.values, own.ld, behind, made, width, front > 0);
-    for (long r = 0; r < rows; r++) give(head, start, n, r, made + r * width, shares[r]);
+    each_query(head, start, n, 0, rows, [&](long r, long of, long at) {
+      const float *from = made + r * width, share = shares[r];
+      float* to = out + (at * h + of) * e;
+      for (long i = 0; i < e; i++) to[i] = from[i] * share;
+    });
   }
 
   // The positions that query stop - 1 sees.
   long seen(long stop) const { return kind == CAUSAL ? length - t + stop : length; }
 
-  // Writes n queries of a key head, from `start` on, times the scale, as [groups * n, d].
-  void scale_queries(long head, long start, long n, float* to) const {
-    for (long r = 0; r < groups() * n; r++) {
-      const float* from = q + (head * groups() + r / n) * qs[1] + (start + r % n) * qs[2];
-      for (long i = 0; i < d; i++) to[r * d + i] = scale * from[i];
+  // Calls f(row, head, position) for rows from ... end - 1 of [groups, n]: n queries of a key head's heads, from position `start` on.
+  template <typename F>
+  void each_query(long head, long start, long n, long from, long end, F f) const {
+    long of = head * groups() + from / n, at = from % n;
+    for (long row = from; row < end; row++) {
+      f(row, of, start + at);
+      if (++at == n) at = 0, of++;
     }
   }
 
-  // Writes the output of the r-th of these queries.
-  void give(long head, long start, long n, long r, const float* made, float share) const {
-    float* to = out + ((start + r % n) * h + head * groups() + r / n) * e;
-    for (long i = 0; i < e; i++) to[i] = made[i] * share;
+  // Writes n queries of a key head, from `start` on, times the scale, as [groups * n, d].
+  void scale_queries(long head, long start, long n, float* to) const {
+    each_query(head, start, n, 0, groups() * n, [&, scale = scale](long r, long of, long at) {  // a copy, which no write to `to` changes
+      const float* from = q + of * qs[1] + at * qs[2];
+      for (long i = 0; i < d; i++) to[r * d + i] = scale * from[i];
+    });
   }
 
   // Scores of few queries with the row's own keys. Memory bounds a decode step here, so what comes next is fetched meanwhile: the values of

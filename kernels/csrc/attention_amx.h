@@ -38,13 +38,17 @@ inline void Attention::some_in_tiles(long head, long part, long parts, long each
 // `tile` in a processor's tiles.
 inline void Attention::tile_in_tiles(long head, long start, long stop, const PackedHead& ahead, const PackedHead& own) const {
   long n = stop - start, rows = groups() * n, keys = seen(stop), ld = wide();
-  float *queries = spare(QUERIES, rows * (d + 1) + value_width()), *shares = queries + rows * d, *made = shares + rows;
-  float *scores = spare(SCORES, rows * ld), *sums = spare(PRODUCT, blocks_of(e) * SUMS);
+  float *scores = spare(SCORES, blocks_of(rows) * BLOCK * ld), *sums = spare(PRODUCT, blocks_of(e) * SUMS);
+  float *split = spare(QUERIES, PackedHead::queries_size(d) + rows), *shares = split + PackedHead::queries_size(d);
+  auto* queries = (uint16_t*)split;
   Tiles tiles;
-  scale_queries(head, start, n, queries);
   each_block(rows, [&](long row, long some) {
-    ahead.score(some, queries + row * d, d, ahead.count, scores + row * ld, ld);
-    own.score(some, queries + row * d, d, keys - ahead.count, scores + row * ld + ahead.count, ld);
+    for (long r = some; r < BLOCK; r++) PackedHead::split_query(nullptr, scale, d, r, queries);
+    each_query(head, start, n, row, row + some, [&](long r, long of, long at) {
+      PackedHead::split_query(q + of * qs[1] + at * qs[2], scale, d, r - row, queries);
+    });
+    ahead.score(some, queries, d, ahead.count, scores + row * ld, ld);
+    own.score(some, queries, d, keys - ahead.count, scores + row * ld + ahead.count, ld);
   });
   weigh(scores, head, start, n, keys, shares);
   each_block(rows, [&](long row, long some) {
@@ -52,10 +56,10 @@ inline void Attention::tile_in_tiles(long head, long start, long stop, const Pac
     for (long r = 0; r < some; r++) std::fill(weights + r * ld + keys, weights + r * ld + steps_of(keys) * STEP, 0.0f);
     if (ahead.count) ahead.add_values(some, weights, ld, ahead.count, e, false, sums);
     own.add_values(some, weights + ahead.count, ld, keys - ahead.count, e, ahead.count, sums);
-    for (long r = 0; r < some; r++) {
-      for (long i = 0; i < e; i += BLOCK) PackedHead::sums_row(sums + i / BLOCK * SUMS, r, std::min(BLOCK, e - i), made + i);
-      give(head, start, n, row + r, made, shares[row + r]);
-    }
+    each_query(head, start, n, row, row + some, [&](long r, long of, long at) {
+      for (long i = 0; i < e; i += T)
+        _mm512_mask_storeu_ps(out + (at * h + of) * e + i, first_numbers(e - i), shares[r] * load(PackedHead::sums_at(sums, r - row, i)));
+    });
   });
 }
 

@@ -41,8 +41,7 @@ struct PackedHead {
       for (long pair = 0; pair < T; pair++) {  // positions i + pair and i + T + pair, as `split` pairs a row's numbers
         const float *one = i + pair < count ? value(i + pair) : nullptr, *other = i + T + pair < count ? value(i + T + pair) : nullptr;
         for (long column = 0; column < e; column += T) {
-          __mmask16 some = e - column >= T ? 0xffff : (1u << (e - column)) - 1;
-          auto of = [&](const float* row) { return row ? _mm512_maskz_loadu_ps(some, row + column) : _mm512_setzero_ps(); };
+          auto of = [&](const float* row) { return row ? load_some(row + column, e - column) : _mm512_setzero_ps(); };
           __m512i made[PARTS];
           split(of(one), of(other), made);
           uint16_t* at = values + column / T * value_tile(count) + i * PARTS * T + pair * STEP;
@@ -58,19 +57,26 @@ struct PackedHead {
     return {keys, keys + (count + T - 1) / T * key_tile(d), count};
   }
 
-  // scores [rows, stop] = queries [rows, d] keysᵀ of the first keys, for at most 32 rows. Scores are written 16 at a time, also the last
-  // ones of a row. The calling thread holds `Tiles`.
-  void score(long rows, const float* queries, long d, long stop, float* scores, long ld) const {
+  // Splits scale * query [d] into parts: row `row` of 32 that `score` takes. A null query is packed as zeros.
+  static void split_query(const float* query, float scale, long d, long row, uint16_t* to) {
+    to += row * STEP;
+    for (long at = 0; at < d; at += STEP, to += PARTS * 2 * TILE) {
+      __m512i of[PARTS] = {};
+      auto scaled = [&](long i) { return scale * load_some(query + i, d - i); };
+      if (query) split(scaled(at), scaled(at + T), of);
+      for (int part = 0; part < PARTS; part++) _mm512_store_si512(to + part * 2 * TILE, of[part]);
+    }
+  }
+  static long queries_size(long d) { return steps_of(d) * PARTS * TILE; }  // of 32 queries, in float32 numbers
+
+  // scores [rows, stop] = queries [rows, d] keysᵀ of the first keys, for at most 32 rows. Scores are written in whole tiles: 16 rows and 16
+  // keys at a time. The calling thread holds `Tiles`.
+  void score(long rows, const uint16_t* queries, long d, long stop, float* scores, long ld) const {
     long steps = steps_of(d), tile = key_tile(d);
-    auto* parts = (uint16_t*)spare(WEIGHT, steps * PARTS * TILE);
-    for (long step = 0; step < steps; step++)
-      split_some(queries + step * STEP, d, rows, d - step * STEP, parts + step * PARTS * 2 * TILE);
     for (long i = 0; i < stop; i += BLOCK) {
-      alignas(64) float sums[SUMS];
       const uint16_t* of = keys + i / T * tile;
-      if (stop - i > T) block<2>(parts, of, tile, steps, false, sums, {});
-      else block<1>(parts, of, tile, steps, false, sums, {});
-      for (long row = 0; row < rows; row++) sums_row(sums, row, std::min(stop - i, BLOCK), scores + row * ld + i);
+      if (stop - i > T) score_block<2>(rows, queries, of, tile, steps, scores + i, ld);
+      else score_block<1>(rows, queries, of, tile, steps, scores + i, ld);
     }
   }
 
@@ -87,11 +93,25 @@ struct PackedHead {
     }
   }
 
-  // Copies one row of a block's sums [2, 2, 16, 16], its first `columns`. Whole tiles are written.
-  static void sums_row(const float* sums, long row, long columns, float* to) {
-    const float* from = sums + row / T * 2 * T * T + row % T * T;
-    store(to, load(from));
-    if (columns > T) store(to + T, load(from + T * T));
+  // Where the sum of a row and a column is, and of the next columns to the end of 16.
+  static const float* sums_at(const float* sums, long row, long column) {
+    return sums + column / BLOCK * SUMS + (row / T * 2 + column / T % 2) * T * T + row % T * T + column % T;
+  }
+
+ private:
+  // Writes scores of at most 32 queries with M * 16 keys straight from the tiles: copies of sums would be as much work as a third of the
+  // products.
+  template <int M>
+  static void score_block(long rows, const uint16_t* queries, const uint16_t* keys, long ldk, long steps, float* to, long ld) {
+    long stride = ld * sizeof(float);
+    sums_from<M>(nullptr);
+    for (long step = 0; step < steps; step++, queries += PARTS * 2 * TILE, keys += PARTS * TILE)
+      multiply<M>(queries, keys, keys + ldk, [](int) {});
+    tile_store<0>(to, stride);
+    if (M > 1) tile_store<1>(to + T, stride);
+    if (rows <= T) return;
+    tile_store<2>(to + T * ld, stride);
+    if (M > 1) tile_store<3>(to + T * ld + T, stride);
   }
 };
 

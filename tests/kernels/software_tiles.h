@@ -26,8 +26,8 @@ inline void tile_load(const void* from) {
 }
 
 template <int TILE_OF>
-inline void tile_store(void* to) {
-  std::memcpy(to, &software_tiles[TILE_OF], sizeof(SoftwareTile));
+inline void tile_store(void* to, long stride = 64) {
+  for (int row = 0; row < 16; row++) std::memcpy((char*)to + row * stride, software_tiles[TILE_OF].rows[row], 64);
 }
 
 template <int TILE_OF>
