@@ -50,13 +50,13 @@ def reference(
 
 
 def suits(q: mx.array, k: mx.array, v: mx.array, mask: Mask, sinks: mx.array | None = None) -> bool:
-    """Returns True when ``on_cpu`` serves a call: float32 on the CPU, and shapes that fit."""
+    """Returns True when ``on_cpu`` serves a call: float32 on the CPU, and shapes that fit. Over no key, mlx gives zeros."""
     if not linear.takes_arrays(q, k, v) or any(x.ndim != 4 for x in (q, k, v)):
         return False
     if sinks is not None and not (sinks.shape == (q.shape[1],) and linear.takes_arrays(sinks)):
         return False
     (b, h, t, d), (rows, kv, length, width) = q.shape, k.shape
-    return (rows, width, v.shape[:3]) == (b, d, (b, kv, length)) and h % kv == 0 and fits(mask, (b, h, t, length))
+    return (rows, width, v.shape[:3]) == (b, d, (b, kv, length)) and length > 0 and h % kv == 0 and fits(mask, (b, h, t, length))
 
 
 def fits(mask: Mask, scores: tuple[int, int, int, int]) -> bool:

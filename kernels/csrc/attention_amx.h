@@ -38,12 +38,11 @@ inline void Attention::some_in_tiles(long head, long part, long parts, long each
 // `tile` in a processor's tiles.
 inline void Attention::tile_in_tiles(long head, long start, long stop, const PackedHead& ahead, const PackedHead& own) const {
   long n = stop - start, rows = groups() * n, keys = seen(stop), ld = wide();
-  float *scores = spare(SCORES, blocks_of(rows) * BLOCK * ld), *sums = spare(PRODUCT, blocks_of(e) * SUMS);
-  float *split = spare(QUERIES, PackedHead::queries_size(d) + rows), *shares = split + PackedHead::queries_size(d);
-  auto* queries = (uint16_t*)split;
+  float *scores = spare(SCORES, (rows + T - 1) / T * T * ld), *sums = spare(PRODUCT, blocks_of(e) * SUMS);
+  float *numbers = spare(QUERIES, PackedHead::queries_size(d) + rows), *shares = numbers + PackedHead::queries_size(d);
+  auto* queries = (uint16_t*)numbers;
   Tiles tiles;
   each_block(rows, [&](long row, long some) {
-    for (long r = some; r < BLOCK; r++) PackedHead::split_query(nullptr, scale, d, r, queries);
     each_query(head, start, n, row, row + some, [&](long r, long of, long at) {
       PackedHead::split_query(q + of * qs[1] + at * qs[2], scale, d, r - row, queries);
     });

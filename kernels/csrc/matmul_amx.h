@@ -94,24 +94,22 @@ struct Rows {
   uint16_t* at(long step) const { return parts + step % places * PARTS * 2 * TILE; }
 };
 
-// Does what `block` does, and splits w meanwhile: a step is split while the one SOON steps before it is multiplied. Prefetches the next rows
-// of w if this is the `only` block, as no other block does it then.
-constexpr long SOON = 2;  // with 1, tiles would load what was stored just before, and wait for it
+// Does what `block` does, and splits w meanwhile: a step is split while the step before it is multiplied. Prefetches the next rows of w if
+// this is the `only` block, as no other block does it then.
 template <int M>
 void first_block(const Rows& rows, const uint16_t* x, long ldx, bool add, float* c, bool only) {
   bool whole = rows.count == BLOCK && rows.depth >= rows.steps * STEP;
-  auto split_step = [&](long step) { split_some(rows.w + step * STEP, rows.ld, rows.count, rows.depth - step * STEP, rows.at(step)); };
-  for (long step = 0; step < std::min(SOON, rows.steps); step++) split_step(step);
+  split_some(rows.w, rows.ld, rows.count, rows.depth, rows.at(0));
   sums_from<M>(add ? c : nullptr);
   for (long step = 0; step < rows.steps; step++, x += PARTS * TILE) {
-    long soon = step + SOON;
-    if (soon >= rows.steps || !whole) {
+    if (step + 1 == rows.steps || !whole) {
       multiply<M>(rows.at(step), x, x + ldx, [](int) {});
-      if (soon < rows.steps) split_step(soon);
+      long next = step + 1;
+      if (next < rows.steps) split_some(rows.w + next * STEP, rows.ld, rows.count, rows.depth - next * STEP, rows.at(next));
       continue;
     }
-    const float *from = rows.w + soon * STEP, *next = rows.w + BLOCK * rows.ld + step * BLOCK * STEP;
-    uint16_t* to = rows.at(soon);
+    const float *from = rows.w + (step + 1) * STEP, *next = rows.w + BLOCK * rows.ld + step * BLOCK * STEP;
+    uint16_t* to = rows.at(step + 1);
     multiply<M>(rows.at(step), x, x + ldx, [&](int n) __attribute__((always_inline)) {
 #pragma GCC unroll 6
       for (int row = n * 16 / 3; row < (n + 1) * 16 / 3; row++) {
@@ -171,7 +169,7 @@ void packed_block_sums(const uint16_t* w, const uint16_t* next, const uint16_t* 
 float* tile_sums(const uint16_t* x, long rows, const Weight& w, long from, long to, Use use = PRODUCT) {
   Tiles tiles;
   long steps = steps_of(w.depth), ldx = steps * PARTS * TILE, blocks = blocks_of(rows), wide = blocks_of(to - from);
-  long deep = blocks == 1 ? steps : std::min(steps, CHUNK / STEP), places = blocks == 1 ? SOON + 1 : deep;
+  long deep = blocks == 1 ? steps : std::min(steps, CHUNK / STEP), places = blocks == 1 ? 2 : deep;
   float* sums = spare(use, wide * blocks * SUMS);
   auto* parts = w.packed ? nullptr : (uint16_t*)spare(WEIGHT, places * PARTS * TILE);
   for (long first = 0; first < steps; first += deep)

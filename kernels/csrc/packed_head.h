@@ -57,20 +57,20 @@ struct PackedHead {
     return {keys, keys + (count + T - 1) / T * key_tile(d), count};
   }
 
-  // Splits scale * query [d] into parts: row `row` of 32 that `score` takes. A null query is packed as zeros.
+  // Splits scale * query [d] into parts: row `row` of 32 that `score` takes.
   static void split_query(const float* query, float scale, long d, long row, uint16_t* to) {
     to += row * STEP;
     for (long at = 0; at < d; at += STEP, to += PARTS * 2 * TILE) {
-      __m512i of[PARTS] = {};
       auto scaled = [&](long i) { return scale * load_some(query + i, d - i); };
-      if (query) split(scaled(at), scaled(at + T), of);
+      __m512i of[PARTS];
+      split(scaled(at), scaled(at + T), of);
       for (int part = 0; part < PARTS; part++) _mm512_store_si512(to + part * 2 * TILE, of[part]);
     }
   }
   static long queries_size(long d) { return steps_of(d) * PARTS * TILE; }  // of 32 queries, in float32 numbers
 
-  // scores [rows, stop] = queries [rows, d] keysᵀ of the first keys, for at most 32 rows. Scores are written in whole tiles: 16 rows and 16
-  // keys at a time. The calling thread holds `Tiles`.
+  // scores [rows, stop] = queries [rows, d] keysᵀ of the first keys, for at most 32 rows. Scores are written in whole tiles, 16 rows and 16
+  // keys at a time; those of rows that `queries` lacks may be anything. The calling thread holds `Tiles`.
   void score(long rows, const uint16_t* queries, long d, long stop, float* scores, long ld) const {
     long steps = steps_of(d), tile = key_tile(d);
     for (long i = 0; i < stop; i += BLOCK) {
@@ -99,8 +99,7 @@ struct PackedHead {
   }
 
  private:
-  // Writes scores of at most 32 queries with M * 16 keys straight from the tiles: copies of sums would be as much work as a third of the
-  // products.
+  // Writes scores of at most 32 queries with M * 16 keys straight from the tiles, without a copy of sums.
   template <int M>
   static void score_block(long rows, const uint16_t* queries, const uint16_t* keys, long ldk, long steps, float* to, long ld) {
     long stride = ld * sizeof(float);

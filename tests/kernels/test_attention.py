@@ -191,6 +191,12 @@ def test_a_query_that_sees_nothing_is_as_mx_has_it():
         np.testing.assert_allclose(attention.on_cpu(q, k, v, 0.3, mask), theirs, rtol=0, atol=ATOL)
 
 
+def test_no_keys_are_left_to_mx():
+    """The kernel divides by the numbers of a row's scores."""
+    assert attention.suits(*qkv(1, 2, 1, 3, 1), None)
+    assert not attention.suits(*qkv(1, 2, 1, 3, 0), None)
+
+
 def test_scores_far_apart_do_not_overflow():
     q, k, v = qkv(1, 2, 2, 9, 9)
     found = attention.on_cpu(q * 300, k, v, 1.0, "causal")
